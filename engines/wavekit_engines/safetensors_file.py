@@ -1,0 +1,137 @@
+"""One safetensors file: its header checked when opened, its tensors read row by row.
+
+Reads are plain ``seek`` and ``read`` calls, never a memory map: pages of a map count as resident memory, and an export
+promises to stay near the size of one tensor. Format: 8 bytes little-endian header size, a JSON header that gives dtype,
+shape and byte range of each tensor, then the data (https://github.com/huggingface/safetensors). It knows no model.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavekit_engines.errors import CheckpointError, UnsupportedModelError
+
+_HEADER_LIMIT = 100_000_000
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """Position of the first byte in the file."""
+
+
+class SafetensorsFile:
+    """The tensors of one file, by name."""
+
+    def __init__(self, path: Path) -> None:
+        """Read and check the header.
+
+        Raises:
+            CheckpointError: the file cannot be read, is truncated, or its header contradicts it.
+        """
+        self.path = path
+        try:
+            self._size = path.stat().st_size
+            with path.open("rb") as file:
+                self._header = self._read_header(file.read(8), file)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        self._tensors = self._parse(self._header)
+
+    def names(self) -> list[str]:
+        """Names of all tensors, in the order of the header."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor.
+
+        Raises:
+            UnsupportedModelError: the tensor's number format cannot be read.
+        """
+        tensor = self._tensors[name]
+        if tensor.dtype not in _BYTES:
+            known = ", ".join(_BYTES)
+            raise UnsupportedModelError(f"{name} in {self.path} is {tensor.dtype}; readable formats: {known}")
+        return tensor.shape
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `start` to `stop` of the first axis, float32, C-contiguous; only their bytes are read."""
+        shape = self.shape(name)
+        tensor = self._tensors[name]
+        row_bytes = math.prod(shape[1:]) * _BYTES[tensor.dtype]
+        data = np.empty((stop - start) * row_bytes, np.uint8)
+        self._fill(data, tensor.begin + start * row_bytes)
+        return _as_float32(data, tensor.dtype).reshape(stop - start, *shape[1:])
+
+    def update_digest(self, digest: "hashlib._Hash") -> None:
+        """Add the file's size, its header and 16 evenly spaced samples of 4 KiB to `digest`."""
+        digest.update(f"{self.path.name}:{self._size}:".encode())
+        digest.update(self._header)
+        start = 8 + len(self._header)
+        sample = np.empty(min(_SAMPLE_BYTES, self._size - start), np.uint8)
+        for number in range(_SAMPLES):
+            self._fill(sample, start + (self._size - start - sample.size) * number // (_SAMPLES - 1))
+            digest.update(sample.data)
+
+    def _fill(self, data: NDArray[np.uint8], position: int) -> None:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(position)
+                view = data.data
+                while view.nbytes:
+                    count = file.readinto(view)
+                    if not count:
+                        raise CheckpointError(f"{self.path} is shorter than when it was opened")
+                    view = view[count:]
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+    def _read_header(self, prefix: bytes, file: Any) -> bytes:
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > self._size - 8:
+            raise CheckpointError(f"{self.path} is truncated, or no safetensors file: download it again")
+        if length > _HEADER_LIMIT:
+            raise CheckpointError(f"{self.path} is no safetensors file: its header would be {length} bytes long")
+        header: bytes = file.read(length)
+        return header
+
+    def _parse(self, header: bytes) -> dict[str, _Tensor]:
+        data_start = 8 + len(header)
+        tensors: dict[str, _Tensor] = {}
+        end_of_data = 0
+        try:
+            entries = json.loads(header)
+            entries.pop("__metadata__", None)
+            for name, entry in entries.items():
+                begin, end = (int(offset) for offset in entry["data_offsets"])
+                dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+                if begin < 0 or end < begin or (dtype in _BYTES and end - begin != math.prod(shape) * _BYTES[dtype]):
+                    raise CheckpointError(f"{self.path} gives {name} a byte range that does not fit its shape")
+                end_of_data = max(end_of_data, end)
+                tensors[name] = _Tensor(dtype, shape, data_start + begin)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{self.path} has a damaged header ({error}): download it again") from error
+        if data_start + end_of_data > self._size:
+            missing = data_start + end_of_data - self._size
+            raise CheckpointError(f"{self.path} is truncated: {missing} bytes are missing; download it again")
+        return tensors
+
+
+def _as_float32(data: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    values = data.view(_NUMPY[dtype])
+    if dtype == "BF16":  # bfloat16 is the upper half of a float32
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return values.astype(np.float32, copy=False)
