@@ -1,0 +1,231 @@
+"""The bundle: a directory with everything needed to decode, described by ``manifest.json``.
+
+::
+
+    manifest.json       what is here: decoder, stages, tensors, files and their hashes, what made it
+    graphs/*.onnx       one graph a stage, and the head
+    graphs/*.weights    their weights (external data); the vocabulary tables are stored once
+    tokenizer/          tokenizer.json and its companions, as the checkpoint had them
+
+The manifest is the contract: it is validated whole, against the files, before an engine opens anything. This module
+knows nothing about checkpoints or how graphs are written, so a bundle can be read where only decoding is installed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.errors import BundleError, MisuseError
+from wavekit_engines.quantization import Precision
+
+FORMAT = "wavekit-bundle"
+VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+GRAPHS = "graphs"
+_HASHED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One input or output of a graph; free dimensions are named, fixed ones are integers."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """A graph file, what goes in and out, and the size of its weights."""
+
+    file: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    parameters: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """Layers ``first`` to ``last - 1``; ``boundaries`` are the boundary numbers put out, ``last`` among them."""
+
+    graph: GraphInfo
+    first: int
+    last: int
+    boundaries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """How the numbers are stored and computed."""
+
+    kind: str
+    precision: Precision
+    head_precision: Precision
+    block_size: int
+    compute_dtype: str
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What ends a text, as the checkpoint says."""
+
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Size and SHA-256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made the bundle."""
+
+    checkpoint: str
+    checkpoint_digest: str
+    command: str
+    created: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle but the bytes of its files; paths are relative to the bundle."""
+
+    decoder: DecoderSpec
+    engine: EngineInfo
+    stages: tuple[StageInfo, ...]
+    head: GraphInfo
+    taps: tuple[int, ...]
+    generation: GenerationDefaults
+    files: dict[str, FileInfo]
+    provenance: Provenance
+    format: str = FORMAT
+    version: int = VERSION
+
+    def encode(self) -> bytes:
+        """The manifest as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+
+@dataclass(frozen=True)
+class _Header:
+    format: str
+    version: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened and validated bundle."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where tokenizer.json lies."""
+        return self.path / TOKENIZER
+
+
+def open_bundle(path: str | Path, check_hashes: bool = True) -> Bundle:
+    """Read and validate a bundle.
+
+    Args:
+        path: the bundle's directory.
+        check_hashes: compare every file with the manifest's SHA-256, not only its size (about a second for 2 GB).
+
+    Raises:
+        MisuseError: ``path`` is not a bundle.
+        BundleError: it is one that is damaged, contradicts itself, or comes from a newer wavekit.
+    """
+    path = Path(path)
+    file = path / MANIFEST
+    if not file.is_file():
+        reason = "is not a bundle: it has no manifest.json" if path.is_dir() else "does not exist"
+        raise MisuseError(f"{path} {reason}; make a bundle with `wavekit export MODEL -o {path}`")
+    manifest = decode_manifest(file.read_bytes(), str(file))
+    _check_stages(manifest, file)
+    _check_files(path, manifest.files, check_hashes)
+    return Bundle(path, manifest)
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Parse a manifest and check its schema; ``name`` stands for it in errors.
+
+    Raises:
+        BundleError: it is not JSON, not a manifest, of a newer version, or has a missing or mistyped field.
+    """
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.format != FORMAT:
+            raise BundleError(f"{name} says format {header.format!r}, not {FORMAT!r}; this is not a wavekit bundle")
+        if header.version > VERSION:
+            raise BundleError(
+                f"{name} has version {header.version}, this wavekit reads up to {VERSION}; upgrade wavekit to open it"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{name} is damaged ({error}); export the bundle again") from None
+
+
+def _check_stages(manifest: Manifest, file: Path) -> None:
+    edges = [0, *(stage.last for stage in manifest.stages)]
+    starts = [stage.first for stage in manifest.stages]
+    if not starts or starts != edges[:-1] or edges[-1] != manifest.decoder.num_layers or edges != sorted(set(edges)):
+        raise BundleError(
+            f"{file} has stages {starts} to {edges[1:]} that do not join into one decoder; export it again"
+        )
+    given = {boundary for stage in manifest.stages for boundary in stage.boundaries}
+    missing = sorted({*manifest.taps, *edges[1:]} - given)
+    if missing:
+        raise BundleError(f"{file}: no stage puts out boundary {missing[0]}; export it again")
+    for graph in (*(stage.graph for stage in manifest.stages), manifest.head):
+        if graph.file not in manifest.files:
+            raise BundleError(f"{file} names the graph {graph.file} but no such file; export it again")
+
+
+def _check_files(path: Path, files: Mapping[str, FileInfo], check_hashes: bool) -> None:
+    for name, info in files.items():
+        file = path / name
+        if not file.resolve().is_relative_to(path.resolve()):
+            raise BundleError(f"{path}: {name} lies outside the bundle; do not trust this bundle")
+        if not file.is_file():
+            raise BundleError(f"{path}: {name} is missing; copy the bundle again or export it again")
+        size = file.stat().st_size
+        if size != info.bytes:
+            raise BundleError(
+                f"{path}: {name} has {size} bytes instead of {info.bytes}; copy it again or export it again"
+            )
+    if check_hashes:
+        with ThreadPoolExecutor(2) as pool:  # hashing releases the interpreter lock
+            hashes = pool.map(sha256, [path / name for name in files])
+            changed = [name for (name, info), found in zip(files.items(), hashes, strict=True) if found != info.sha256]
+        if changed:
+            raise BundleError(f"{path}: {changed[0]} was changed after export; copy it again or export it again")
+
+
+def describe_files(path: Path) -> dict[str, FileInfo]:
+    """Size and hash of every file below ``path`` but the manifest."""
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    return {name: FileInfo((path / name).stat().st_size, sha256(path / name)) for name in names if name != MANIFEST}
+
+
+def sha256(file: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_HASHED_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,219 @@
+"""From a checkpoint to a bundle: weights streamed matrix by matrix, graphs written directly, everything hashed.
+
+Peak memory is about one layer's largest matrix (twice, while it is transposed or quantized), never the model.
+"""
+
+import datetime
+import importlib.metadata
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from wavekit_engines.atomic import atomic_directory
+from wavekit_engines.bundle import (
+    GRAPHS,
+    MANIFEST,
+    TOKENIZER,
+    EngineInfo,
+    GenerationDefaults,
+    GraphInfo,
+    Manifest,
+    Provenance,
+    StageInfo,
+    TensorInfo,
+    describe_files,
+)
+from wavekit_engines.checkpoint import Checkpoint
+from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.errors import MisuseError
+from wavekit_engines.families import decoder_spec
+from wavekit_engines.graphs.graph_writer import WeightFile
+from wavekit_engines.graphs.linear import WeightFormat
+from wavekit_engines.graphs.stage_graph import write_head_graph, write_layers, write_stage_graph, write_vocabulary
+from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
+from wavekit_engines.stages import StageRange, plan_stages
+from wavekit_engines.weights import DecoderWeights
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, units done and units in all."""
+
+_STORED_BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.0}  # scales included, at block size 32
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to make of a checkpoint.
+
+    ``split`` are the inner boundaries between stages, ``taps`` the boundaries to put out besides. ``head_precision`` is
+    that of the head and the embedding; None: as the layers.
+    """
+
+    precision: Precision = "fp32"
+    head_precision: Precision | None = None
+    block_size: int = 32
+    split: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
+
+    @property
+    def layer_form(self) -> WeightFormat:
+        """How the layers' matrices are stored."""
+        return WeightFormat(self.precision, self.block_size)
+
+    @property
+    def vocabulary_form(self) -> WeightFormat:
+        """How the embedding and the head are stored."""
+        return WeightFormat(self.head_precision or self.precision, self.block_size)
+
+    def check(self) -> None:
+        """Raises MisuseError for values that no engine has."""
+        for precision in (self.precision, self.head_precision or self.precision):
+            if precision not in PRECISIONS:
+                raise MisuseError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+        if self.block_size not in BLOCK_SIZES:
+            raise MisuseError(f"block size {self.block_size}: choose one of {', '.join(map(str, BLOCK_SIZES))}")
+        if self.layer_form.compute_dtype != self.vocabulary_form.compute_dtype:
+            raise MisuseError(
+                f"a {self.head_precision} head cannot follow {self.precision} layers: fp16 goes with fp16 only"
+            )
+
+
+def export_bundle(
+    checkpoint: Checkpoint,
+    path: Path,
+    options: ExportOptions,
+    *,
+    command: str = "",
+    replace: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> Manifest:
+    """Write a bundle of ONNX Runtime engines.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        path: the bundle's directory, which must not exist unless ``replace``.
+        options: precision, stages and taps.
+        command: the command line, for the manifest's provenance.
+        replace: take the place of an existing bundle, once the new one is complete.
+        progress: told after every layer.
+
+    Raises:
+        MisuseError: options that do not fit the model, an unsupported model, or a taken name.
+        CheckpointError: the checkpoint is damaged or incomplete.
+        WavekitError: the disk is full.
+    """
+    options.check()
+    if replace and path.exists() and not (path / MANIFEST).is_file():
+        raise MisuseError(f"{path} is not a bundle, so --force does not replace it; choose another name")
+    spec = decoder_spec(checkpoint.config)
+    stages = plan_stages(spec.num_layers, options.split, options.taps)
+    weights = DecoderWeights(checkpoint, spec)
+    with atomic_directory(path, replace, _estimated_bytes(checkpoint, options)) as folder:
+        (folder / GRAPHS).mkdir()
+        stage_infos, head = _write_graphs(folder, spec, weights, stages, options, progress)
+        (folder / TOKENIZER).mkdir()
+        for name, data in checkpoint.tokenizer_files().items():
+            (folder / TOKENIZER / name).write_bytes(data)
+        progress("hashing", spec.num_layers + 1, spec.num_layers + 1)
+        manifest = Manifest(
+            decoder=spec,
+            engine=EngineInfo(
+                kind="onnxruntime",
+                precision=options.precision,
+                head_precision=options.vocabulary_form.precision,
+                block_size=options.block_size,
+                compute_dtype=options.layer_form.compute_dtype,
+            ),
+            stages=stage_infos,
+            head=head,
+            taps=tuple(sorted(options.taps)),
+            generation=_generation_defaults(checkpoint),
+            files=describe_files(folder),
+            provenance=_provenance(checkpoint, command),
+        )
+        (folder / MANIFEST).write_bytes(manifest.encode())
+    return manifest
+
+
+def _write_graphs(
+    folder: Path,
+    spec: DecoderSpec,
+    weights: DecoderWeights,
+    stages: tuple[StageRange, ...],
+    options: ExportOptions,
+    progress: Progress,
+) -> tuple[tuple[StageInfo, ...], GraphInfo]:
+    graphs, form, vocabulary_form = folder / GRAPHS, options.layer_form, options.vocabulary_form
+    total = spec.num_layers + 1
+    progress("vocabulary", 0, total)
+    infos = []
+    with WeightFile(graphs / "vocabulary.weights") as vocabulary:
+        write_vocabulary(vocabulary, spec, weights, vocabulary_form)
+        head_file = graphs / "head.onnx"
+        write_head_graph(head_file, spec, vocabulary, vocabulary_form)
+        for number, stage in enumerate(stages):
+            file = graphs / f"stage_{number}.onnx"
+            with WeightFile(file.with_suffix(".weights")) as own:
+                for index in range(stage.first, stage.last):
+                    progress(f"layer {index}", index + 1, total)
+                    write_layers(own, spec, weights, form, [index])
+                files = (own, vocabulary) if stage.first == 0 else (own,)
+                write_stage_graph(file, stage, spec, files, form, vocabulary_form)
+            parameters = sum(
+                math.prod(weights.layer(index, role).shape)
+                for index in range(stage.first, stage.last)
+                for role in weights.layer_roles()
+            )
+            infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
+    return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
+
+
+def _describe_graph(file: Path, parameters: int) -> GraphInfo:
+    graph = ir.load(file).graph
+    weights = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
+    return GraphInfo(
+        file=f"{GRAPHS}/{file.name}",
+        inputs=tuple(map(_describe_tensor, graph.inputs)),
+        outputs=tuple(map(_describe_tensor, graph.outputs)),
+        parameters=parameters,
+        weight_bytes=sum(weight.nbytes for weight in weights),
+    )
+
+
+def _describe_tensor(value: ir.Value) -> TensorInfo:
+    assert value.name is not None
+    assert value.dtype is not None
+    assert value.shape is not None
+    dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return TensorInfo(value.name, value.dtype.numpy().name, dims)
+
+
+def _generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
+    ids = checkpoint.generation_config.get("eos_token_id", checkpoint.config.get("eos_token_id"))
+    if ids is None:
+        return GenerationDefaults()
+    return GenerationDefaults(stop_token_ids=tuple(ids) if isinstance(ids, list) else (int(ids),))
+
+
+def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
+    packages = ("wavekit", "onnx-ir", "numpy")
+    return Provenance(
+        checkpoint=checkpoint.name,
+        checkpoint_digest=checkpoint.digest(),
+        command=command,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        versions={name: importlib.metadata.version(name) for name in packages},
+    )
+
+
+def _estimated_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
+    parameters = 0
+    for name in checkpoint.names():
+        count = 1
+        for dim in checkpoint.shape(name):
+            count *= dim
+        parameters += count
+    widest = max(_STORED_BITS[options.precision], _STORED_BITS[options.vocabulary_form.precision])
+    return int(parameters * widest / 8)

@@ -1,0 +1,1 @@
+"""A decoder description and its weights, lowered to ONNX graphs."""

@@ -1,0 +1,180 @@
+"""Running one stage, or the head: an engine with the buffers, the cache and the masks of one sequence.
+
+A pass is two steps: `StageWorker.load` copies the new rows' inputs in, takes cache rows and lays out the masks;
+`StageWorker.run` runs the engine. Between the two no other worker is involved, so all stages of a tick can be loaded
+first and run on lanes of their own. Which rows may see which is the caller's knowledge, given as row numbers.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+from wavekit_engines.bundle import GraphInfo, StageInfo
+from wavekit_engines.decoder_spec import DecoderSpec, RopeSpec
+from wavekit_engines.engine import Array, Engine
+from wavekit_engines.kv_cache import KVCache
+from wavekit_engines.rope import rope_tables
+
+_HIDDEN = -np.inf
+
+
+class StageWorker:
+    """One stage of one sequence: up to ``capacity`` cache rows, up to ``max_pass`` new rows a pass."""
+
+    def __init__(
+        self, engine: Engine, stage: StageInfo, spec: DecoderSpec, dtype: str, capacity: int, max_pass: int
+    ) -> None:
+        self.stage = stage
+        self.capacity = capacity
+        self.engine_seconds = 0.0
+        self._spec = spec
+        self._dtype = dtype
+        self._binding = engine.bind()
+        self._cache = KVCache(stage.last - stage.first, spec.num_kv_heads, spec.head_dim, capacity, dtype)
+        self._row_positions = np.zeros(capacity, np.int64)
+        self._x = np.zeros(max_pass, np.int64) if stage.first == 0 else np.zeros((max_pass, spec.hidden_size), dtype)
+        self._positions = np.zeros(max_pass, np.int64)
+        self._last_rows = np.zeros(1, np.int32)
+        self._total_rows = np.zeros(1, np.int32)
+        self._outputs = {k: np.zeros((max_pass, spec.hidden_size), dtype) for k in stage.boundaries}
+        self._no_mask = np.zeros(max_pass * capacity, dtype)  # never written: its pages stay the system's zero page
+        self._loaded = 0
+        names = {tensor.name for tensor in stage.graph.inputs}
+        self._windows = [w for w in dict.fromkeys(layer.window for layer in spec.layers) if mask_name(w) in names]
+        self._long = False
+        self._bind_fixed()
+
+    def _bind_fixed(self) -> None:
+        self._binding.bind_input("last_rows", self._last_rows)
+        self._binding.bind_input("total_rows", self._total_rows)
+        for index, layer in enumerate(range(self.stage.first, self.stage.last)):
+            for name, rows in (
+                (f"key_{layer}", self._cache.keys(index)),
+                (f"value_{layer}", self._cache.values(index)),
+            ):
+                self._binding.bind_input(name, rows)
+                self._binding.bind_output(f"{name}_out", rows)
+        self._bind_rope()
+
+    def _bind_rope(self) -> None:
+        kinds = {layer.rope for layer in self._spec.layers[self.stage.first : self.stage.last]}
+        for kind in kinds - {None}:
+            assert kind is not None
+            tables = rope_tables(self._spec.ropes[kind], self.capacity, self._long)
+            for part, table in zip(("cos", "sin"), tables, strict=True):
+                self._binding.bind_input(f"rope_{kind}_{part}", np.ascontiguousarray(table, self._dtype))
+
+    @property
+    def length(self) -> int:
+        """Cache rows in use."""
+        return self._cache.length
+
+    def reset(self, long: bool = False) -> None:
+        """Forget every row; ``long`` picks the rotary tables for long sequences (see `RopeSpec`)."""
+        self._cache.length = 0
+        self.engine_seconds = 0.0
+        if long != self._long:
+            self._long = long
+            self._bind_rope()
+
+    def load(
+        self, x: Array, positions: Array, visible: Sequence[Sequence[int]] | None = None, committed: int = 0
+    ) -> range:
+        """Prepare a pass of S new rows and return the cache rows they take.
+
+        Args:
+            x: token ids [S] for the first stage, hidden states [S, H] for the others.
+            positions: rotary positions [S].
+            visible: for each new row the rows from ``committed`` on that it attends to, besides itself; they must be
+                lower than its own. None: every earlier row, as in a prompt.
+            committed: rows below this are seen by every new row.
+        """
+        count = len(positions)
+        rows = self._cache.append(count)
+        self._row_positions[rows.start : rows.stop] = positions
+        self._x[:count] = x
+        self._positions[:count] = positions
+        self._last_rows[0] = rows.stop - 1
+        self._total_rows[0] = rows.stop
+        if count != self._loaded:
+            self._bind_pass(count)
+        for window in self._windows:
+            self._binding.bind_input(mask_name(window), self._mask(rows, window, visible, committed))
+        return rows
+
+    def _bind_pass(self, count: int) -> None:
+        name = "token_ids" if self.stage.first == 0 else "hidden"
+        self._binding.bind_input(name, self._x[None, :count])
+        self._binding.bind_input("positions", self._positions[None, :count])
+        for boundary, buffer in self._outputs.items():
+            self._binding.bind_output(f"boundary_{boundary}", buffer[None, :count])
+        self._loaded = count
+
+    def _mask(self, rows: range, window: int | None, visible: Sequence[Sequence[int]] | None, committed: int) -> Array:
+        """What to add to the scores: [1, 1, S, rows.stop]. Causality by row number is the attention's own."""
+        count, total = len(rows), rows.stop
+        out_of_window = window is not None and total > window
+        if visible is None and not out_of_window:
+            return self._no_mask[: count * total].reshape(1, 1, count, total)
+        mask = np.zeros((count, total), self._dtype)
+        if visible is not None:
+            mask[:, committed:] = _HIDDEN
+            for index, seen in enumerate(visible):
+                mask[index, [*seen, rows.start + index]] = 0
+        if out_of_window:
+            assert window is not None
+            first_seen = self._row_positions[rows.start : total, None] - window + 1
+            mask[self._row_positions[None, :total] < first_seen] = _HIDDEN
+        return mask[None, None]
+
+    def run(self) -> None:
+        """Run the loaded pass and wait for it."""
+        start = perf_counter()
+        self._binding.run()
+        self.engine_seconds += perf_counter() - start
+
+    def output(self, boundary: int) -> Array:
+        """Hidden states [S, H] at a boundary this stage puts out, of the last pass; overwritten by the next."""
+        rows: Array = self._outputs[boundary][: self._loaded]
+        return rows
+
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        """Keep cache rows 0 to ``start - 1`` and, after them, ``rows`` in this order."""
+        if rows and rows[-1] - start >= len(rows):
+            self._row_positions[start : start + len(rows)] = self._row_positions[list(rows)]
+        self._cache.keep(start, rows)
+
+
+class HeadWorker:
+    """The final norm and head for up to ``max_rows`` rows at a time."""
+
+    def __init__(self, engine: Engine, info: GraphInfo, spec: DecoderSpec, dtype: str, max_rows: int) -> None:
+        self.engine_seconds = 0.0
+        self._binding = engine.bind()
+        self._hidden = np.zeros((max_rows, spec.hidden_size), dtype)
+        self._logits = np.zeros((max_rows, spec.vocab_size), np.float32)
+        self._bound = 0
+
+    def run(self, hidden: Array) -> Array:
+        """Logits float32 [n, V] for rows [n, H] of the last boundary; overwritten by the next call."""
+        count = len(hidden)
+        self._hidden[:count] = hidden
+        if count != self._bound:
+            self._binding.bind_input("hidden", self._hidden[:count])
+            self._binding.bind_output("logits", self._logits[:count])
+            self._bound = count
+        start = perf_counter()
+        self._binding.run()
+        self.engine_seconds += perf_counter() - start
+        logits: Array = self._logits[:count]
+        return logits
+
+
+def mask_name(window: int | None) -> str:
+    """The graph input that masks the layers of this window."""
+    return "mask" if window is None else f"mask_{window}"
+
+
+def switches_to_long(ropes: Sequence[RopeSpec], length: int) -> bool:
+    """Whether a sequence of ``length`` tokens uses the long rotary tables."""
+    return any(rope.switch_length is not None and length > rope.switch_length for rope in ropes)
