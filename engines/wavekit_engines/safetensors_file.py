@@ -115,11 +115,13 @@ class SafetensorsFile:
             entries.pop("__metadata__", None)
             for name, entry in entries.items():
                 begin, end = (int(offset) for offset in entry["data_offsets"])
-                dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-                if begin < 0 or end < begin or (dtype in _BYTES and end - begin != math.prod(shape) * _BYTES[dtype]):
-                    raise CheckpointError(f"{self.path} gives {name} a byte range that does not fit its shape")
+                dtype, shape = str(entry["dtype"]), entry["shape"]
+                if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+                    raise ValueError(f"{name} has the shape {shape!r}")
+                if not 0 <= begin <= end or (dtype in _BYTES and end - begin != math.prod(shape) * _BYTES[dtype]):
+                    raise ValueError(f"{name} has a byte range that does not fit its shape")
                 end_of_data = max(end_of_data, end)
-                tensors[name] = _Tensor(dtype, shape, data_start + begin)
+                tensors[name] = _Tensor(dtype, tuple(shape), data_start + begin)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{self.path} has a damaged header ({error}): download it again") from error
         if data_start + end_of_data > self._size:

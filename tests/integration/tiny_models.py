@@ -1,8 +1,8 @@
 """A catalogue of small random models, several for every family wavekit reads.
 
 Each variant makes something matter that a default configuration hides: windows shorter than any prompt, rope scalings
-with short original contexts, heads whose size is not hidden / heads, biases that are not zero. `save_tiny` writes one as
-a Hugging Face folder. All have 4 or more layers, hidden size 64, a vocabulary of 320 and a context of 256.
+with short original contexts, heads whose size is not hidden / heads, biases that are not zero. `save_tiny` writes one
+as a Hugging Face folder. All have 4 or more layers, hidden size 64, a vocabulary of 320 and a context of 256.
 """
 
 import copy
@@ -117,8 +117,8 @@ TINY_MODELS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 def save_tiny(name: str, folder: Path, seed: int = 0) -> transformers.PreTrainedModel:
     """Write the model `name` with random weights to `folder`, and return it (float32, eager attention, eval mode).
 
-    Every weight is random, norms around their neutral value and biases around zero, so that leaving one out or mixing two
-    up changes the logits.
+    Every weight is random, norms around their neutral value and biases around zero, so that leaving one out or mixing
+    two up changes the logits.
     """
     config = TINY_MODELS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
