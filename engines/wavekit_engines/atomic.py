@@ -45,9 +45,7 @@ def atomic_directory(path: Path, replace: bool = False, needed_bytes: int = 0) -
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise WavekitError(
-            f"the disk of {path.parent} is full; nothing was left behind, free some space first"
-        ) from None
+        raise WavekitError(f"the disk of {path.parent} is full and nothing was left on it; make room") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -78,7 +78,7 @@ class Lattice:
 
         An ancestor in the same pass must have been given its row before.
         """
-        return [above.rows[stage] for above in node.above(self._root)]
+        return [above.rows[stage] for above in node.above(self._root)][::-1]
 
     def commit(self, token: int) -> Node:
         """The target chose ``token`` after the anchor: move the anchor to that child, made now if none proposed it.

@@ -14,6 +14,8 @@ from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.graphs.graph_writer import MICROSOFT, GraphWriter
 from wavekit_engines.graphs.linear import WeightFormat, multiply
 
+_FUSED_ROTARY_MULTIPLE = 16  # GroupQueryAttention rotates only multiples of this many features
+
 
 @dataclass(frozen=True)
 class StageInputs:
@@ -28,6 +30,14 @@ class StageInputs:
     total_rows: ir.Value
     masks: dict[int | None, ir.Value]
     rope: dict[str, tuple[ir.Value, ir.Value]]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What goes into an attention node; ``rope`` holds the tables where the node itself rotates."""
+
+    qkv: tuple[ir.Value, ir.Value | None, ir.Value | None]
+    rope: tuple[ir.Value, ir.Value] | None
 
 
 class ResidualStream:
@@ -112,45 +122,69 @@ class LayerWriter:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         spec, layer = self.spec, self.spec.layers[self.index]
         packed = self._linear(x, "qkv", (spec.query_size + 2 * spec.kv_size, spec.hidden_size), spec.qkv_bias)
-        query, key, value = (packed, None, None) if spec.qk_norm == "none" else self._normed_qkv(packed)
-        cos, sin = shared.rope[layer.rope] if layer.rope is not None else (None, None)
+        heads = self._heads(packed, shared)
         attended, keys, values = self.graph.ops(
             "GroupQueryAttention",
-            query,
-            key,
-            value,
+            *heads.qkv,
             *cache,
             shared.last_rows,
             shared.total_rows,
-            cos,
-            sin,
+            *(heads.rope or (None, None)),
             shared.positions,
             shared.masks[layer.window],
             outputs=3,
             domain=MICROSOFT,
             num_heads=spec.num_heads,
             kv_num_heads=spec.num_kv_heads,
-            do_rotary=int(layer.rope is not None),
+            do_rotary=int(heads.rope is not None),
             scale=float(spec.attention_scale),
             softcap=float(spec.attention_softcap or 0.0),
         )
         attended = self._linear(attended, "output", (spec.hidden_size, spec.query_size), spec.output_bias)
         return attended, keys, values
 
-    def _normed_qkv(self, packed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    def _heads(self, packed: ir.Value, shared: StageInputs) -> _Heads:
+        """What the attention node takes: packed q/k/v, unless something happens to q and k first."""
+        spec, layer = self.spec, self.spec.layers[self.index]
+        tables = shared.rope[layer.rope] if layer.rope is not None else None
+        fused = layer.rope is None or spec.ropes[layer.rope].rotary_dim % _FUSED_ROTARY_MULTIPLE == 0
+        if spec.qk_norm == "none" and fused:
+            return _Heads((packed, None, None), tables)
+        query, key, value = self._split_qkv(packed)
+        if spec.qk_norm != "none":
+            query, key = self._qk_norm(query, "q_norm", spec.num_heads), self._qk_norm(key, "k_norm", spec.num_kv_heads)
+        if tables is None or fused:
+            return _Heads((query, key, value), tables)
+        query = self._rotated(query, spec.num_heads, shared.positions, tables)
+        key = self._rotated(key, spec.num_kv_heads, shared.positions, tables)
+        return _Heads((query, key, value), None)
+
+    def _split_qkv(self, packed: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         spec, graph = self.spec, self.graph
         sizes = graph.constant("qkv_sizes", np.array([spec.query_size, spec.kv_size, spec.kv_size], np.int64))
         query, key, value = graph.ops("Split", packed, sizes, outputs=3, axis=-1)
-        normed = []
-        for x, role, heads in ((query, "q_norm", spec.num_heads), (key, "k_norm", spec.num_kv_heads)):
-            if spec.qk_norm == "per_head":
-                by_head = np.array([0, 0, heads, spec.head_dim], np.int64)
-                x = graph.op("Reshape", x, graph.constant(f"{role}_heads", by_head))
-            x = rms_norm(graph, x, self._name(role), spec.norm_eps)
-            if spec.qk_norm == "per_head":
-                x = graph.op("Reshape", x, graph.constant("flat_heads", np.array([0, 0, -1], np.int64)))
-            normed.append(x)
-        return normed[0], normed[1], value
+        return query, key, value
+
+    def _qk_norm(self, x: ir.Value, role: str, heads: int) -> ir.Value:
+        graph, spec = self.graph, self.spec
+        if spec.qk_norm == "full":
+            return rms_norm(graph, x, self._name(role), spec.norm_eps)
+        by_head = graph.constant(f"{role}_heads", np.array([0, 0, heads, spec.head_dim], np.int64))
+        normed = rms_norm(graph, graph.op("Reshape", x, by_head), self._name(role), spec.norm_eps)
+        return graph.op("Reshape", normed, graph.constant("flat_heads", np.array([0, 0, -1], np.int64)))
+
+    def _rotated(self, x: ir.Value, heads: int, positions: ir.Value, tables: tuple[ir.Value, ir.Value]) -> ir.Value:
+        rope = self.spec.layers[self.index].rope
+        assert rope is not None
+        return self.graph.op(
+            "RotaryEmbedding",
+            x,
+            positions,
+            *tables,
+            domain=MICROSOFT,
+            num_heads=heads,
+            rotary_embedding_dim=self.spec.ropes[rope].rotary_dim,
+        )
 
     def _mlp(self, x: ir.Value) -> ir.Value:
         spec, graph = self.spec, self.graph

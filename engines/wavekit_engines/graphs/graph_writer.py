@@ -127,16 +127,17 @@ class GraphWriter:
 
     def stored(self, name: str) -> ir.Value:
         """The tensor of that name in one of the weight files, as an initializer of this graph."""
-        return self._initializer(name, next(file[name] for file in self._weights if name in file))
+        tensor = next(file[name] for file in self._weights if name in file)
+        return self._initializer(name, tensor, tensor.shape)
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """A small constant kept inside the graph file; the same name must always stand for the same value."""
-        return self._initializer(name, ir.Tensor(array, name=name))
+        return self._initializer(name, ir.Tensor(array, name=name), ir.Shape(array.shape))
 
-    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    def _initializer(self, name: str, tensor: ir.TensorProtocol, shape: ir.Shape) -> ir.Value:
         if name not in self._initializers:
             self._initializers[name] = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+                name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor
             )
         return self._initializers[name]
 

@@ -1,7 +1,7 @@
 """Matrix products at every precision: how their weights are stored and which node multiplies by them.
 
-A weight matrix is [N, K], one row an output feature, as checkpoints hold it. Floating-point layers store it transposed
-for ``MatMul``; tables shared between the embedding and the head stay [V, H] and are multiplied by ``Gemm``; 4- and 8-bit
+A weight matrix is [N, K], one row an output feature, as in checkpoints. Floating-point layers store it transposed for
+``MatMul``; tables shared between the embedding and the head stay [V, H] and are multiplied by ``Gemm``; 4- and 8-bit
 weights use ``MatMulNBits`` with int8 activations (accuracy level 4), the fast path on CPUs.
 """
 

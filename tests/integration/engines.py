@@ -1,0 +1,35 @@
+"""Small helpers of the integration tests: export a checkpoint folder and open its decoder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wavekit.decoder import Decoder
+from wavekit_engines.bundle import open_bundle
+from wavekit_engines.checkpoint import open_checkpoint
+from wavekit_engines.export import ExportOptions, export_bundle
+from wavekit_engines.ort_engine import OrtEngine
+
+
+def exported(checkpoint: Path, bundle: Path, **options: Any) -> Path:
+    """Export a checkpoint folder and return the bundle's path."""
+    export_bundle(open_checkpoint(str(checkpoint)), bundle, ExportOptions(**options))
+    return bundle
+
+
+def opened(bundle: Path, threads: int = 1) -> Decoder:
+    """Open a bundle's engines."""
+    found = open_bundle(bundle)
+    stages = [OrtEngine(found.path, stage.graph, threads) for stage in found.manifest.stages]
+    return Decoder(found.manifest, stages, OrtEngine(found.path, found.manifest.head, threads))
+
+
+def greedy(logits: np.ndarray, position: int) -> int:
+    """The most likely token."""
+    return int(logits.argmax())
+
+
+def decoded(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens after a prompt."""
+    return [token for tokens in decoder.decode(prompt, greedy, count) for token in tokens]
