@@ -42,8 +42,9 @@ ensure_ascii=true, separators=(',', ':')) }}{% endfor %}{{ tools is defined }}{{
     "namespace and slices": """{% set ns = namespace(last=-1, system='') %}{% if messages[0].role == 'system' %}
 {% set ns.system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
 {% for m in messages[::-1] %}{% set ns.last = loop.index %}{% endfor %}{{ ns.last }}{{ ns.system }}
-{{ messages | length }}{{ dict(a=1).a }}{% macro say(x) %}<{{ x }}>{% endmacro %}{{ say(messages[0]['content'].split()[0].upper()) }}""",
-    "variables": "{{ enable_thinking }}{{ absent }}{{ absent is defined }}{{ eos_token }}{{ pad_token }}{{ extra.x[0] }}",
+{{ messages | length }}{{ dict(a=1).a }}
+{% macro say(x) %}<{{ x }}>{% endmacro %}{{ say(messages[0]['content'].split()[0].upper()) }}""",
+    "variables": "{{ enable_thinking }}{{ absent }}{{ absent is defined }}{{ eos_token }}{{ pad }}{{ extra.x[0] }}",
     "strings": "{{ messages[0].content.replace('&', '+').startswith('S') }}{{ '%s-%d' | format('a', 3) }}{{ 7 // 2 }}",
     "reasoning": "{% for m in messages %}{{ m | tojson }}{% endfor %}",
 }

@@ -93,6 +93,28 @@ def unigram() -> Tokenizer:
     return tokenizer
 
 
+def word_piece() -> Tokenizer:
+    """Words and their ``##`` endings, with a space before every word but the first."""
+    vocabulary = {piece: index for index, piece in enumerate(["[UNK]", "a", "##a", "##b", ".", "n't", "中", "##🎉"])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def word_endings() -> Tokenizer:
+    """BPE of the first kind: the end of a word is part of its last token."""
+    vocabulary = {piece: index for index, piece in enumerate(["a", "b", "a</w>", "b</w>", "中</w>", "🎉"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], end_of_word_suffix="</w>"))
+    tokenizer.decoder = decoders.BPEDecoder()
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    """Whole words, without a decoder."""
+    return Tokenizer(models.WordLevel({"a": 0, "b": 1, "中": 2, "🎉": 3}, unk_token="a"))
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "byte_level": (
         byte_level,
