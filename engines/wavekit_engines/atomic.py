@@ -36,8 +36,8 @@ def atomic_directory(path: Path, replace: bool = False, needed_bytes: int = 0) -
         free = shutil.disk_usage(partial).free
         if free < needed_bytes:
             raise WavekitError(
-                f"the disk of {path.parent} has {free / 1e6:.0f} MB free, about {needed_bytes / 1e6:.0f} MB are needed; "
-                "free some space or write elsewhere"
+                f"the disk of {path.parent} has {free / 1e6:.0f} MB free and needs {needed_bytes / 1e6:.0f} MB: "
+                "make room or write elsewhere"
             )
         partial.chmod(0o755)
         yield partial

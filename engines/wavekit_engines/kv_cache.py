@@ -1,7 +1,8 @@
 """The key/value cache of one stage: rows appended by passes, dropped and closed up by one gather.
 
 Layout: ``[layers, 2, batch, kv_heads, capacity, head_dim]``, keys before values. Graphs append in place; this
-class only keeps the count of rows in use and moves them. A row is one token; which token, and who may see it, is not known here.
+class only keeps the count of rows in use and moves them. A row is one token;
+which token, and who may see it, is not known here.
 """
 
 from collections.abc import Sequence

@@ -4,17 +4,16 @@ Tolerance: 1e-4 of the largest logit in float32. One pass over several rows sums
 nothing else may differ.
 """
 
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import exported, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, save_tiny
-
 from wavekit.decoder import Decoder, _Workers
 from wavekit.lattice import Lattice, Node
+
+from engines import exported, opened
 
 MODELS = ("llama-tied", "gemma3-tied", "qwen3-window", "smollm3-tied")  # windows of 8, layers without rotary
 

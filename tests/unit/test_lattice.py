@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from wavekit.lattice import Lattice, Node
 
 TOKENS = 4
@@ -32,7 +31,7 @@ def text_of(node: Node, committed: tuple[int, ...]) -> tuple[int, ...]:
     while node.parent is not None:
         path.append(node.token)
         node = node.parent
-    return committed[: node.position] + (node.token, *path[::-1])
+    return (*committed[: node.position], node.token, *path[::-1])
 
 
 class Explorer:

@@ -6,16 +6,17 @@ made from the final logits of the committed prefix. The loop knows token ids onl
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from wavekit.lattice import Lattice, Node
-from wavekit.stage_worker import HeadWorker, StageWorker, switches_to_long
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.engine import Array, Engine
 from wavekit_engines.errors import ContextLengthError, MisuseError
+
+from wavekit.lattice import Lattice, Node
+from wavekit.stage_worker import HeadWorker, StageWorker, switches_to_long
 
 Chooser = Callable[[Array, int], int]
 """The target's choice: logits float32 [V] for a position, and that position, to a token id."""
@@ -28,14 +29,13 @@ _KEPT_SETS = 2  # workers of finished generations kept for the next ones
 
 @dataclass
 class DecodeStats:
-    """Where the time of one generation went, in seconds, and how many ticks it took."""
+    """Where the time of one generation went, in seconds, and how many ticks it took.
+
+    ``prefill_seconds`` ends with the first token. ``decode_engine_seconds`` is spent inside engine runs after that.
+    """
 
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    prefill_engine_seconds: float = 0.0
     decode_engine_seconds: float = 0.0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
     ticks: int = 0
 
 
@@ -52,7 +52,7 @@ class Decoder:
 
     def decode(
         self, prompt: Sequence[int], choose: Chooser, max_new_tokens: int, stats: DecodeStats | None = None
-    ) -> Iterator[list[int]]:
+    ) -> Generator[list[int], None, None]:
         """Yield committed tokens, tick by tick, until ``max_new_tokens`` or the end of the context.
 
         The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order.
@@ -162,37 +162,31 @@ class _Generation:
         self._room = room
         self._stats = stats
         self._hidden: dict[Node, Array] = {}
-        stats.prompt_tokens = len(prompt)
 
     def ticks(self) -> Iterator[list[int]]:
         """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
         stats, start = self._stats, perf_counter()
         self._long = switches_to_long(self._ropes, len(self._tokens))
         self._workers.reset(self._long)
-        logits = self._prefill()
-        stats.prefill_engine_seconds = self._workers.engine_seconds
-        committed = self._commit({self._lattice.anchor: logits})
+        committed = self._commit(self._prefill())
         stats.prefill_seconds = perf_counter() - start
-        while True:
-            if committed:
-                stats.new_tokens += len(committed)
-                yield committed
-            if self._room == 0:
-                return
-            start = perf_counter()
+        prefill_engine_seconds = self._workers.engine_seconds
+        yield committed
+        while self._room > 0:
             committed = self._tick()
-            stats.decode_seconds += perf_counter() - start
-            stats.decode_engine_seconds = self._workers.engine_seconds - stats.prefill_engine_seconds
+            stats.ticks += 1
+            stats.decode_engine_seconds = self._workers.engine_seconds - prefill_engine_seconds
+            if committed:
+                yield committed
 
-    def _prefill(self) -> Array:
+    def _prefill(self) -> dict[Node, Array]:
+        """Run the text so far; the logits after it belong to the anchor of a new lattice."""
         *_, hidden = self._workers.prefill(self._tokens)
-        last = len(self._tokens) - 1
-        self._lattice = Lattice(len(self._workers.stages), self._tokens[-1], last, [last] * len(self._workers.stages))
-        logits: Array = self._workers.head.run(hidden[-1:])[0]
-        return logits
+        last, stages = len(self._tokens) - 1, len(self._workers.stages)
+        self._lattice = Lattice(stages, self._tokens[-1], last, [last] * stages)
+        return {self._lattice.anchor: self._workers.head.run(hidden[-1:])[0]}
 
     def _tick(self) -> list[int]:
-        self._stats.ticks += 1
         if not self._long and switches_to_long(self._ropes, len(self._tokens)):
             return self._start_over_long()
         stages, lattice = self._workers.stages, self._lattice
@@ -238,6 +232,7 @@ class _Generation:
             start, kept = lattice.collapse()
             for worker, rows in zip(self._workers.stages, kept, strict=True):
                 worker.keep(start, rows)
+            self._hidden = {node: self._hidden[node] for node in lattice.nodes if node in self._hidden}
         return committed
 
     def _start_over_long(self) -> list[int]:
@@ -246,5 +241,4 @@ class _Generation:
         engine_seconds = self._workers.engine_seconds
         self._workers.reset(True)
         self._workers.head.engine_seconds = engine_seconds
-        logits = self._prefill()
-        return self._commit({self._lattice.anchor: logits})
+        return self._commit(self._prefill())

@@ -1,0 +1,27 @@
+"""wavekit: staged engines and a lattice decoder for a language model you already have.
+
+>>> import wavekit
+>>> llm = wavekit.load("bundle")
+>>> llm.generate("The capital of France is", max_new_tokens=8).text
+
+Importing this module loads nothing heavy; `load` brings in the engine's runtime.
+"""
+
+from importlib.metadata import version as _version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wavekit_engines.errors import BundleError, ContextLengthError, MisuseError, WavekitError
+
+if TYPE_CHECKING:
+    from wavekit.llm import LLM
+
+__version__ = _version("wavekit")
+__all__ = ["BundleError", "ContextLengthError", "MisuseError", "WavekitError", "__version__", "load"]
+
+
+def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True) -> "LLM":
+    """Open a bundle for decoding; see `wavekit.llm.load`."""
+    from wavekit import llm
+
+    return llm.load(path, threads=threads, check_hashes=check_hashes)

@@ -1,0 +1,100 @@
+"""``wavekit export``: a checkpoint becomes a bundle."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from wavekit_engines.errors import MisuseError
+from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
+
+from wavekit.commands.formatting import size
+from wavekit.commands.progress import progress
+
+if TYPE_CHECKING:
+    from wavekit_engines.checkpoint import Checkpoint
+
+
+class Boundaries(click.ParamType[tuple[int, ...]]):
+    """Comma-separated boundary numbers."""
+
+    name = "A,B,..."
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        """Parse a list such as 2,15,27."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of boundary numbers such as 2,15,27", param, context)
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The bundle's directory.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of the weights.")
+@click.option(
+    "--head-precision", type=click.Choice(PRECISIONS), help="Of the head and the embedding.  [default: --precision]"
+)
+@click.option(
+    "--block-size",
+    type=click.Choice([str(block) for block in BLOCK_SIZES]),
+    default="32",
+    show_default=True,
+    help="Weights that share one scale, for int8 and int4.",
+)
+@click.option("--stages", type=click.IntRange(min=1), help="Cut the layers into this many stages of equal length.")
+@click.option("--split", type=Boundaries(), help="Cut the layers at these boundaries instead, as in 6,12,18,24.")
+@click.option("--taps", type=Boundaries(), default=(), help="Boundaries to put out besides, as in 2,15,27.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
+def export(
+    model: str,
+    output: Path,
+    precision: Precision,
+    head_precision: Precision | None,
+    block_size: str,
+    stages: int | None,
+    split: tuple[int, ...] | None,
+    taps: tuple[int, ...],
+    force: bool,
+) -> None:
+    """Export MODEL to a self-contained bundle of ONNX engines.
+
+    MODEL is a Hugging Face folder, a GGUF file or, where the hub can be reached, a repository id.
+
+    \b
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --stages 5 --taps 2,15,27
+    """
+    from wavekit_engines.checkpoint import open_checkpoint
+    from wavekit_engines.export import ExportOptions, export_bundle
+
+    checkpoint = open_checkpoint(model)
+    options = ExportOptions(
+        precision=precision,
+        head_precision=head_precision,
+        block_size=int(block_size),
+        split=_split(checkpoint, stages, split),
+        taps=taps,
+    )
+    command = shlex.join(["wavekit", *sys.argv[1:]])
+    with progress("exporting") as told:
+        manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
+    total = sum(info.bytes for info in manifest.files.values())
+    click.echo(
+        f"{output}: {manifest.decoder.family}, {manifest.decoder.num_layers} layers in "
+        f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}, {precision}, {size(total)}"
+    )
+    click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
+
+
+def _split(checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] | None) -> tuple[int, ...]:
+    from wavekit_engines.families import decoder_spec
+    from wavekit_engines.stages import even_split
+
+    if stages is not None and split is not None:
+        raise MisuseError("--stages and --split say the same thing in two ways; give one of them")
+    if split is not None:
+        return split
+    return even_split(decoder_spec(checkpoint.config).num_layers, stages or 1)

@@ -1,0 +1,102 @@
+"""``wavekit generate``: a bundle writes text."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import click
+from wavekit_engines.errors import MisuseError
+
+import wavekit
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
+@click.option("--chat", is_flag=True, help="The prompt is a user's message for the model's chat template.")
+@click.option("-n", "--max-new-tokens", type=int, default=256, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="0 is off.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off.")
+@click.option("--min-p", type=float, default=0.0, show_default=True, help="0 is off.")
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
+@click.option("--threads", type=int, help="Threads an engine may use.  [default: all cores]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, token ids and timings as JSON.")
+def generate(
+    bundle: Path,
+    prompt: str | None,
+    file: Path | None,
+    chat: bool,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int,
+    stop: tuple[str, ...],
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write text with BUNDLE after PROMPT, a file's text, or standard input.
+
+    \b
+    wavekit generate bundle "The capital of France is"
+    wavekit generate bundle --chat "What is the capital of France?"
+    wavekit generate bundle --file notes.txt --temperature 0.8 --top-p 0.95
+    echo "Once upon a time" | wavekit generate bundle --json
+    """
+    text = _prompt_text(prompt, file)
+    llm = wavekit.load(bundle, threads=threads)
+    stream = llm.stream(
+        [{"role": "user", "content": text}] if chat else text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+    )
+    for piece in stream:
+        if not as_json:
+            click.echo(piece, nl=False)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(stream.result), ensure_ascii=False))
+    else:
+        click.echo()
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise MisuseError("a prompt and --file are two prompts; give one of them")
+    if prompt is not None:
+        text = prompt
+    elif file is not None:
+        text = _read(file)
+    elif sys.stdin.isatty():
+        raise MisuseError("there is no prompt: give it as an argument, with --file, or on standard input")
+    else:
+        text = _decoded(sys.stdin.buffer.read(), "standard input")
+    if not text:
+        raise MisuseError("the prompt is empty; give at least one character")
+    return text
+
+
+def _read(file: Path) -> str:
+    try:
+        return _decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        raise MisuseError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise MisuseError(f"{name} is not UTF-8 text; convert it first") from None

@@ -1,0 +1,75 @@
+"""``wavekit``: the group of commands, and what happens to errors.
+
+A `WavekitError` is one line on standard error and its exit code (2 for misuse, 1 for failure). Ctrl-C is one line and
+exit code 1. Anything else is a bug in wavekit and keeps its traceback.
+"""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+from wavekit_engines.errors import WavekitError
+
+from wavekit import __version__
+
+COMMANDS = ("demo", "export", "generate", "inspect")
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when the command is used or the help lists it."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"wavekit.commands.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="wavekit")
+def wavekit() -> None:
+    """Make a language model you already have decode faster without changing one token of its output.
+
+    \b
+    wavekit demo                                   the main job on a small real model
+    wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
+    wavekit generate bundle "Once upon a time"     a bundle writes text
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result = wavekit.main(args=arguments, prog_name="wavekit", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except WavekitError as error:
+        return _fail(str(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted; nothing half-written was left behind", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _fail("the disk is full; make room and try again", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"wavekit: {message}", err=True)
+    return code
