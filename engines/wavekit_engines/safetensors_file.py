@@ -1,7 +1,6 @@
 """One safetensors file: its header checked when opened, its tensors read row by row.
 
-Reads are plain ``seek`` and ``read`` calls, never a memory map: pages of a map count as resident memory, and an export
-promises to stay near the size of one tensor. Format: 8 bytes little-endian header size, a JSON header that gives dtype,
+Format: 8 bytes little-endian header size, a JSON header that gives dtype,
 shape and byte range of each tensor, then the data (https://github.com/huggingface/safetensors). It knows no model.
 """
 
@@ -16,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
+from wavekit_engines.plain_reads import digest_file, read_bytes
 
 _HEADER_LIMIT = 100_000_000
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 @dataclass(frozen=True)
@@ -70,32 +69,12 @@ class SafetensorsFile:
         shape = self.shape(name)
         tensor = self._tensors[name]
         row_bytes = math.prod(shape[1:]) * _BYTES[tensor.dtype]
-        data = np.empty((stop - start) * row_bytes, np.uint8)
-        self._fill(data, tensor.begin + start * row_bytes)
+        data = read_bytes(self.path, tensor.begin + start * row_bytes, (stop - start) * row_bytes)
         return _as_float32(data, tensor.dtype).reshape(stop - start, *shape[1:])
 
     def update_digest(self, digest: "hashlib._Hash") -> None:
-        """Add the file's size, its header and 16 evenly spaced samples of 4 KiB to `digest`."""
-        digest.update(f"{self.path.name}:{self._size}:".encode())
-        digest.update(self._header)
-        start = 8 + len(self._header)
-        sample = np.empty(min(_SAMPLE_BYTES, self._size - start), np.uint8)
-        for number in range(_SAMPLES):
-            self._fill(sample, start + (self._size - start - sample.size) * number // (_SAMPLES - 1))
-            digest.update(sample.data)
-
-    def _fill(self, data: NDArray[np.uint8], position: int) -> None:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(position)
-                view = data.data
-                while view.nbytes:
-                    count = file.readinto(view)
-                    if not count:
-                        raise CheckpointError(f"{self.path} is shorter than when it was opened")
-                    view = view[count:]
-        except OSError as error:
-            raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from error
+        """Add to `digest` what identifies the file; see `plain_reads.digest_file`."""
+        digest_file(digest, self.path, self._size, 8 + len(self._header))
 
     def _read_header(self, prefix: bytes, file: Any) -> bytes:
         length = int.from_bytes(prefix, "little")
