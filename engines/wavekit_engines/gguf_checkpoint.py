@@ -77,6 +77,6 @@ class GgufCheckpoint:
         head_dim = self.config["head_dim"]
         first, last = start // head_dim, -(-stop // head_dim)
         heads = self._file.rows(stored, first * head_dim, last * head_dim)
-        pairs = heads.reshape(last - first, head_dim // 2, 2, -1)
+        pairs = heads.reshape(last - first, head_dim // 2, 2, *heads.shape[1:])
         ordered = pairs.swapaxes(1, 2).reshape(heads.shape)
         return np.ascontiguousarray(ordered[start - first * head_dim : stop - first * head_dim])
