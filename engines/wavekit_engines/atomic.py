@@ -2,10 +2,12 @@
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wavekit_engines.errors import MisuseError, WavekitError
@@ -22,39 +24,87 @@ def atomic_directory(path: Path, replace: bool = False, needed_bytes: int = 0) -
 
     Raises:
         MisuseError: ``path`` exists and ``replace`` is False, or its parent cannot be written.
-        WavekitError: the disk is full.
+        WavekitError: the disk is full, or fails in another way.
     """
     path = Path(os.path.abspath(path))
-    if path.exists() and not replace:
+    if os.path.lexists(path) and not replace:
         raise MisuseError(f"{path} exists already; choose another name or add --force to replace it")
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-    except OSError as error:
-        raise MisuseError(f"cannot write to {path.parent}: {error.strerror}") from None
-    try:
-        free = shutil.disk_usage(partial).free
-        if free < needed_bytes:
-            raise WavekitError(
-                f"the disk of {path.parent} has {free / 1e6:.0f} MB free and needs {needed_bytes / 1e6:.0f} MB: "
-                "make room or write elsewhere"
-            )
-        partial.chmod(0o755)
+        _make(partial)
+        _check_room(partial, needed_bytes)
         yield partial
-        _take_name(partial, path)
+        with _undisturbed():
+            _take_name(partial, path, replace)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise WavekitError(f"the disk of {path.parent} is full and nothing was left on it; make room") from None
+        raise WavekitError(_reason(error, path)) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with _undisturbed():
+            _clean_up(partial, new_parents)
 
 
-def _take_name(partial: Path, path: Path) -> None:
-    if not path.exists():
+def _make(partial: Path) -> None:
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except OSError as error:
+        raise MisuseError(f"cannot write to {partial.parent}: {error.strerror}") from None
+
+
+def _check_room(partial: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(partial).free
+    if free < needed_bytes:
+        raise WavekitError(
+            f"the disk of {partial.parent} has {free / 1e6:.1f} MB free and {needed_bytes / 1e6:.1f} MB are needed: "
+            "make room or write elsewhere"
+        )
+
+
+def _take_name(partial: Path, path: Path, replace: bool) -> None:
+    if not (replace and os.path.lexists(path)):
         partial.rename(path)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old-", dir=path.parent))
-    path.rename(old / "bundle")
-    partial.rename(path)
+    old = path.parent / f".{path.name}.old-{secrets.token_hex(4)}"
+    moved = old / "replaced"
+    old.mkdir()
+    try:
+        path.rename(moved)
+        partial.rename(path)
+    except OSError:
+        with suppress(OSError):  # what cannot be moved back stays where it is rather than being removed
+            moved.rename(path)
+        with suppress(OSError):
+            old.rmdir()
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _clean_up(partial: Path, new_parents: Sequence[Path]) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):  # where the block ended well, they are not empty and stay
+        for parent in new_parents:
+            parent.rmdir()
+
+
+def _reason(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {path.parent} is full and nothing was left on it; make room"
+    return f"cannot write {path}: {error.strerror or error}; nothing was left of it"
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put Ctrl-C off for a few quick steps that must not be left half-done."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # only there does Python hear signals
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is None:  # None: the handler is not Python's
+        yield
+        return
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
