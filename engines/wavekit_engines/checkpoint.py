@@ -186,7 +186,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} should hold a JSON object")

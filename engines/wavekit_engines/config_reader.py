@@ -106,7 +106,7 @@ class ConfigReader:
         value = self.value(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
             raise MisuseError(f"{key} in the model's configuration must be a positive number, not {value!r}")
         return float(value)
 

@@ -216,7 +216,7 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
     model_type = config.get("model_type")
     if model_type is None:
         raise MisuseError("the model's configuration has no model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         supported = ", ".join([*FAMILIES, "gemma3"])
         raise UnsupportedModelError(f"model type {model_type!r} is not supported; supported: {supported}")
     if config.get("quantization_config"):
@@ -325,6 +325,8 @@ def _ropes(family: Family, reader: ConfigReader, head_dim: int) -> dict[str, Rop
     strange = [key for key, value in parameters.items() if value and key not in (SLIDING, FULL)]
     if strange:
         raise UnsupportedModelError(f"rope_parameters has {strange[0]} where only {SLIDING} and {FULL} are understood")
+    if not all(isinstance(nested, Mapping) for nested in parameters.values() if nested):
+        raise MisuseError(f"rope_parameters must hold dictionaries, not {parameters!r}")
     thetas = {FULL: theta, SLIDING: reader.number("rope_local_base_freq")}
     scalings = {FULL: scaling, SLIDING: {}}
     return {
@@ -351,7 +353,7 @@ def _shared_rope(family: Family, reader: ConfigReader, parameters: dict[str, Any
 
 def _named(parameters: dict[str, Any], family: Family, partial: bool) -> dict[str, Any]:
     """The same with ``rope_type`` under its present name; refuses a partial rotation where the family has none."""
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    rope_type = str(parameters.get("rope_type") or parameters.get("type") or "default")
     factor = parameters.get("partial_rotary_factor")
     if not partial and factor is not None and factor != 1:
         raise UnsupportedModelError(f"partial_rotary_factor={factor!r} is not supported for this family")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wavekit_engines.errors import CheckpointError
 from wavekit_engines.gguf_file import GgufFile
 from wavekit_engines.gguf_models import architecture_of, config_of, hf_names
 from wavekit_engines.gguf_tokenizer import special_token_ids, tokenizer_files
@@ -37,6 +38,8 @@ class GgufCheckpoint:
         self._architecture = architecture_of(self._file)
         self._names = hf_names(self._file, self._architecture)
         self.config: dict[str, Any] = config_of(self._file, self._architecture)
+        if self._architecture.permuted:
+            self._check_heads()
         self.generation_config: dict[str, Any] = special_token_ids(self._file.metadata)
 
     def names(self) -> list[str]:
@@ -71,6 +74,12 @@ class GgufCheckpoint:
         digest = hashlib.sha256()
         self._file.update_digest(digest)
         return digest.hexdigest()
+
+    def _check_heads(self) -> None:
+        head_dim = self.config["head_dim"]
+        for name, stored in self._names.items():
+            if name.endswith(_PERMUTED) and self._file.shape(stored)[0] % head_dim:
+                raise CheckpointError(f"{stored} in {self._file.path} does not consist of heads of {head_dim} rows")
 
     def _rows_in_order(self, stored: str, start: int, stop: int) -> FloatArray:
         """Rows whose order inside each head is undone: stored are pairs (i, i + head_dim / 2), interleaved."""

@@ -155,6 +155,8 @@ def config_of(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
 def _set_heads(config: dict[str, Any], reader: ConfigReader, architecture: Architecture) -> None:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = reader.optional_integer("attention.key_length") or width // heads
+    if head_dim < 2 or head_dim % 2:
+        raise MisuseError(f"heads of {head_dim} features cannot be rotated in pairs")
     if (reader.optional_integer("attention.value_length") or head_dim) != head_dim:
         raise UnsupportedModelError("attention.value_length differs from attention.key_length")
     rotated = reader.optional_integer("rope.dimension_count") or head_dim

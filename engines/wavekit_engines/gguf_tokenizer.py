@@ -114,6 +114,8 @@ def _byte_level(metadata: Mapping[str, Any]) -> dict[str, Any]:
     steps.append({**byte_level, "use_regex": split.pattern is None})
     tokens = _tokens(metadata)
     merges = [merge.split(" ", 1) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    if any(len(merge) != 2 for merge in merges):
+        raise CheckpointError("the GGUF file has a damaged list of merges: download it again")
     return {
         **_frame(metadata, tokens, bos_by_default=split.adds_bos),
         "normalizer": {"type": "NFC"} if split.nfc else None,
@@ -130,7 +132,7 @@ def _sentence_piece(metadata: Mapping[str, Any], ordered_by_position: bool) -> d
         tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
         scores: Iterable[float] = (-number for number in range(len(tokens)))
     else:
-        scores = metadata.get("tokenizer.ggml.scores", [])
+        scores = _for_each_token(metadata, "scores")
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", not ordered_by_position))
     spell: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     unspell = [
@@ -148,7 +150,7 @@ def _sentence_piece(metadata: Mapping[str, Any], ordered_by_position: bool) -> d
         else spell,
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": unspell},
-        "model": {**model, "unk_token": tokens[unknown], "fuse_unk": True, "byte_fallback": True},
+        "model": {**model, "unk_token": _token(tokens, unknown), "fuse_unk": True, "byte_fallback": True},
     }
 
 
@@ -173,7 +175,7 @@ def _implied_merges(tokens: list[str], scores: Iterable[float]) -> list[list[str
 
 def _frame(metadata: Mapping[str, Any], tokens: list[str], bos_by_default: bool) -> dict[str, Any]:
     """The parts every tokenizer has: added tokens, and what is put around a text."""
-    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    kinds = _for_each_token(metadata, "token_type")
     added = [
         {
             **{"id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False},
@@ -187,8 +189,9 @@ def _frame(metadata: Mapping[str, Any], tokens: list[str], bos_by_default: bool)
     for role, default in (("bos", bos_by_default), ("eos", False)):
         number = metadata.get(f"tokenizer.ggml.{role}_token_id")
         if number is not None and metadata.get(f"tokenizer.ggml.add_{role}_token", default):
-            around[role] = [{"SpecialToken": {"id": tokens[number], "type_id": 0}}]
-            special[tokens[number]] = {"id": tokens[number], "ids": [number], "tokens": [tokens[number]]}
+            token = _token(tokens, number)
+            around[role] = [{"SpecialToken": {"id": token, "type_id": 0}}]
+            special[token] = {"id": token, "ids": [number], "tokens": [token]}
     sequences = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
     return {
         **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": added},
@@ -217,9 +220,22 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
+def _token(tokens: list[str], number: int) -> str:
+    if not 0 <= number < len(tokens):
+        raise CheckpointError(f"the GGUF file names token {number} of a vocabulary of {len(tokens)}: download it again")
+    return tokens[number]
+
+
+def _for_each_token(metadata: Mapping[str, Any], key: str) -> Any:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if values is None or len(values) != len(_tokens(metadata)):
+        raise CheckpointError(f"the GGUF file lacks tokenizer.ggml.{key} for some of its tokens: download it again")
+    return values
+
+
 def _tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = _tokens(metadata)
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}
-    named = {f"{role}_token": tokens[number] for role, number in ids.items() if number is not None}
+    named = {f"{role}_token": _token(tokens, number) for role, number in ids.items() if number is not None}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **named}

@@ -10,7 +10,7 @@ Sources of the formulas: linear (position interpolation, kaiokendev), YaRN (arXi
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ FloatArray = NDArray[np.float32]
 # "finetuned" is a note some YaRN checkpoints carry; nothing reads it.
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
 _TABLE_CHUNK = 4096
+_FLOAT32_LIMIT = float(np.finfo(np.float32).max)
 
 
 def scaled_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeSpec:
@@ -38,7 +39,7 @@ def scaled_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int
         MisuseError: a parameter that the type needs is missing or no number.
     """
     rope_type = parameters.get("rope_type", "default")
-    if rope_type not in _SCALINGS:
+    if not isinstance(rope_type, str) or rope_type not in _SCALINGS:
         known = ", ".join(sorted(_SCALINGS))
         raise UnsupportedModelError(f"rope type {rope_type!r} is not supported; supported: {known}")
     scale, keys = _SCALINGS[rope_type]
@@ -90,8 +91,8 @@ def _llama3(parameters: Mapping[str, Any], dim: int, max_positions: int) -> Rope
     factor = _number(parameters, "factor")
     low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
     original = _number(parameters, "original_max_position_embeddings", max_positions)
-    if high == low:
-        raise MisuseError("rope parameters low_freq_factor and high_freq_factor must differ")
+    if high <= low:
+        raise MisuseError("rope parameter high_freq_factor must be greater than low_freq_factor")
     inv_freq = (1.0 / _wavelengths(parameters, dim)).astype(np.float32)
     wavelength = np.float32(2 * math.pi) / inv_freq
     smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
@@ -103,6 +104,7 @@ def _llama3(parameters: Mapping[str, Any], dim: int, max_positions: int) -> Rope
 
 def _yarn(parameters: Mapping[str, Any], dim: int, max_positions: int) -> RopeSpec:
     """Interpolate low frequencies, keep high ones, ramp in between, and sharpen attention by the factor's logarithm."""
+    wavelengths = _wavelengths(parameters, dim)
     theta = _number(parameters, "rope_theta")
     original = _number(parameters, "original_max_position_embeddings", max_positions)
     factor = _number(parameters, "factor", max_positions / original)
@@ -110,40 +112,38 @@ def _yarn(parameters: Mapping[str, Any], dim: int, max_positions: int) -> RopeSp
     def boundary(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = boundary(parameters.get("beta_fast") or 32)
-    high = boundary(parameters.get("beta_slow") or 1)
+    low = boundary(_number(parameters, "beta_fast", 32))
+    high = boundary(_number(parameters, "beta_slow", 1))
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     high += 0.001 if low == high else 0.0  # a ramp of no width would divide by zero
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     keep = np.float32(1) - ramp
-    wavelengths = _wavelengths(parameters, dim)
     inv_freq = 1.0 / (np.float32(factor) * wavelengths) * (1 - keep) + 1.0 / wavelengths * keep
     return _spec(inv_freq, _yarn_attention_factor(parameters, factor))
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    given = parameters.get("attention_factor")
-    if given is not None:
-        return float(given)
+    if parameters.get("attention_factor") is not None:
+        return float(_number(parameters, "attention_factor"))
 
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if mscale and mscale_all:
-        return magnitude(mscale) / magnitude(mscale_all)
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return magnitude(_number(parameters, "mscale")) / magnitude(_number(parameters, "mscale_all_dim"))
     return magnitude(1.0)
 
 
 def _longrope(parameters: Mapping[str, Any], dim: int, max_positions: int) -> RopeSpec:
     """Divide each frequency by a factor of its own; a second list serves sequences beyond the original context."""
     original = int(_number(parameters, "original_max_position_embeddings", max_positions))
+    if original < 2:
+        raise MisuseError(f"rope parameter original_max_position_embeddings must be at least 2, not {original}")
     factor = _number(parameters, "factor", max_positions / original)
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    attention_factor = _number(parameters, "attention_factor", default)
     wavelengths = _wavelengths(parameters, dim)
     short, long = (_factors(parameters, key, wavelengths.size) for key in ("short_factor", "long_factor"))
     spec = _spec(1.0 / (short * wavelengths), float(attention_factor))
@@ -180,6 +180,8 @@ _SCALINGS: dict[str, tuple[Callable[[Mapping[str, Any], int, int], RopeSpec], fr
 def _wavelengths(parameters: Mapping[str, Any], dim: int) -> FloatArray:
     """``theta ** (i / dim)`` for i = 0, 2, ..., rounded to float32 at each step."""
     theta = np.float64(np.float32(_number(parameters, "rope_theta")))
+    if not 1 < theta < math.inf:
+        raise MisuseError(f"rope parameter rope_theta must be greater than 1, not {theta}")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.asarray(theta ** exponents.astype(np.float64), np.float32)
 
@@ -187,15 +189,22 @@ def _wavelengths(parameters: Mapping[str, Any], dim: int) -> FloatArray:
 def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = parameters.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if not _is_positive(value):
         raise MisuseError(f"rope parameter {key} must be a positive number, not {value!r}")
-    return value
+    return cast(float, value)
+
+
+def _is_positive(value: object) -> bool:
+    """Whether `value` is a number that float32 holds, above zero."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _FLOAT32_LIMIT
 
 
 def _factors(parameters: Mapping[str, Any], key: str, count: int) -> FloatArray:
     value = parameters.get(key)
-    if not isinstance(value, (list, tuple)) or len(value) != count:
-        raise MisuseError(f"rope parameter {key} must list {count} numbers, one for each rotated pair of features")
+    if not isinstance(value, (list, tuple)) or len(value) != count or not all(map(_is_positive, value)):
+        raise MisuseError(
+            f"rope parameter {key} must list {count} positive numbers, one for each rotated pair of features"
+        )
     return np.array(value, np.float32)
 
 

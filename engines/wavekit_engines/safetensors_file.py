@@ -101,7 +101,7 @@ class SafetensorsFile:
                     raise ValueError(f"{name} has a byte range that does not fit its shape")
                 end_of_data = max(end_of_data, end)
                 tensors[name] = _Tensor(dtype, tuple(shape), data_start + begin)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self.path} has a damaged header ({error}): download it again") from error
         if data_start + end_of_data > self._size:
             missing = data_start + end_of_data - self._size

@@ -19,7 +19,7 @@ from wavekit_engines.families import FAMILIES
 
 FloatArray = NDArray[np.float32]
 
-_COMPARED_ROWS = 4096
+_COMPARED_ROWS = 1024
 _NORM_ROLES = frozenset(
     {"attention_norm_in", "attention_norm_out", "mlp_norm_in", "mlp_norm_out", "q_norm", "k_norm", "final_norm"}
 )

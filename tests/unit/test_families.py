@@ -1,11 +1,14 @@
 """What a configuration means, and what is refused: by name, before anything is computed from it."""
 
+import contextlib
 import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from wavekit_engines.decoder_spec import LayerSpec
-from wavekit_engines.errors import MisuseError, UnsupportedModelError
+from wavekit_engines.errors import MisuseError, UnsupportedModelError, WavekitError
 from wavekit_engines.families import FAMILIES, decoder_spec
 
 SMALL = {
@@ -135,6 +138,36 @@ def test_a_rope_parameter_its_type_has_no_use_for_is_refused():
 def test_a_rope_parameter_that_is_missing_or_wrong_is_named(rope, missing):
     with pytest.raises(MisuseError, match=missing):
         decoder_spec(small(rope_scaling=rope))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.sampled_from(["", "yarn", "longrope", "gelu"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["a", "rope_theta"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+ROPES = (
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "mscale": 1.0},
+    {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "attention_factor": 1.5},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+)
+
+
+@settings(max_examples=400)
+@given(model_type=st.sampled_from(sorted(FAMILIES)), rope=st.sampled_from(ROPES), value=JSON_VALUES, data=st.data())
+def test_whatever_a_value_is_it_is_understood_or_refused(model_type, rope, value, data):
+    """No other error escapes: the command line prints one line for these, and a traceback for anything else."""
+    rope = dict(rope)
+    config = small(model_type, sliding_window=8, layer_types=["full_attention"] * 4, use_sliding_window=True)
+    if data.draw(st.booleans()):
+        rope[data.draw(st.sampled_from(sorted(rope)))] = value
+    else:
+        config[data.draw(st.sampled_from([*sorted(config), *FAMILIES[model_type].defaults, "no_rope_layers"]))] = value
+    spelling = data.draw(st.sampled_from(["rope_scaling", "rope_parameters"]))
+    with contextlib.suppress(WavekitError):
+        spec = decoder_spec({spelling: rope, **config})
+        assert all(math.isfinite(frequency) for rope in spec.ropes.values() for frequency in rope.inv_freq)
 
 
 def test_mistral_has_one_window_for_all_layers():

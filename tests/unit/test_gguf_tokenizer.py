@@ -154,3 +154,23 @@ def test_an_unknown_kind_is_refused_with_what_to_do(model):
 def test_a_file_without_a_vocabulary():
     with pytest.raises(CheckpointError, match="has no vocabulary"):
         tokenizer_files({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2"}, "llama")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"bos_token_id": 100_000, "add_bos_token": True},
+        {"eos_token_id": 100_000},
+        {"token_type": np.array([1, 1])},
+        {"scores": np.array([0.0])},
+        {"scores": None},
+    ],
+)
+def test_a_vocabulary_that_contradicts_itself_is_an_error_of_the_file(damage):
+    with pytest.raises(CheckpointError, match="GGUF file"):
+        tokenizer_files(sentence_piece(**damage), "llama")
+
+
+def test_a_merge_of_one_piece_is_an_error_of_the_file():
+    with pytest.raises(CheckpointError, match="damaged list of merges"):
+        tokenizer_files(byte_level("gpt-2", merges=["ab"]), "llama")
