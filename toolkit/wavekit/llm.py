@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.engine import Array
@@ -168,7 +168,7 @@ class LLM:
             raise MisuseError("this bundle has no tokenizer: give the prompt as token ids")
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        return self.tokenizer.apply_chat_template([part for part in prompt if isinstance(part, Mapping)])
+        return self.tokenizer.apply_chat_template(cast(Sequence[Mapping[str, Any]], list(prompt)))
 
     def close(self) -> None:
         """Close the engines. No generation may be under way."""
@@ -228,6 +228,8 @@ class LLM:
         if rest:
             written.append(rest)
             yield rest
+        if text is not None and text.stop_string is not None:  # the last characters may have completed one
+            finish = "stop"
         return GenerationResult(tuple(committed), "".join(written), finish, len(ids), timings)
 
 
