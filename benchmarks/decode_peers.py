@@ -1,0 +1,331 @@
+"""Decoding speed of wavekit beside onnxruntime-genai, transformers and llama.cpp: same checkpoint, prompts and threads.
+
+Every engine lives in a worker process of its own for the whole run. A round asks each of them, in turn and in an order
+that rotates, to continue each prompt greedily by equally many tokens. What counts is the time from the first new token
+to the last; the time until the first one is reported apart. A measurement during which other processes kept a core
+busy is repeated, and flagged if that does not help. Results are ratios within a round, as a median over rounds with
+their range. Greedy texts of equal precision are compared too: in fp32 a difference makes the run fail.
+
+README.md beside this file says how to build what the peers need.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+QUIET_CORES = 0.15  # other processes may use this much of a core during a measurement
+
+
+@dataclass
+class Measurement:
+    """One prompt continued once by one engine.
+
+    ``others``: cores that other processes kept busy meanwhile. ``host_share``: the part of the decoding time that
+    wavekit spent outside its engines; the peers do not tell.
+    """
+
+    engine: str
+    round: int
+    prompt: int
+    tokens: list[int]
+    prefill_seconds: float
+    decode_seconds: float
+    others: float
+    host_share: float | None = None
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds a token, the first one excluded."""
+        return self.decode_seconds / (len(self.tokens) - 1)
+
+
+@dataclass
+class Worker:
+    """An engine in its own process, and how it is called in tables."""
+
+    kind: str
+    precision: str
+    command: list[str]
+    threads: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Engine and precision, unique in a run."""
+        return f"{self.kind} {self.precision}"
+
+    def start(self) -> None:
+        """Start the process and wait until its engine is open."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.versions = self._read()["versions"]
+
+    def generate(self, prompt: Sequence[int], new_tokens: int) -> dict[str, Any]:
+        """Ask for one continuation and wait for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompt": list(prompt), "new_tokens": new_tokens}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def stop(self) -> None:
+        """Let the process end by closing its input."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name}: the worker ended with status {self._process.wait()}; its messages are above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def main() -> int:
+    """Run the comparison and print it; 1 where fp32 texts differ."""
+    arguments = parse_arguments()
+    workers = list(make_workers(arguments))
+    if not workers:
+        sys.exit("name at least one engine: --wavekit, --genai, --llama or --transformers")
+    prompts = read_prompts(arguments.prompts, arguments.checkpoint, arguments.count)
+    try:
+        for worker in workers:
+            say(f"opening {worker.name}")
+            worker.start()
+        measurements = measure(workers, prompts, arguments)
+    finally:
+        for worker in workers:
+            if hasattr(worker, "_process"):
+                worker.stop()
+    report: dict[str, Any] = {
+        "command": sys.argv,
+        "machine": describe_machine(),
+        "engines": {worker.name: worker.versions for worker in workers},
+        "settings": {"threads": arguments.threads, "new_tokens": arguments.new_tokens, "rounds": arguments.rounds},
+        "speed": [summarize(worker, measurements) for worker in workers],
+        "ratios": list(compare(workers, measurements)),
+        "texts": list(compare_texts(workers, measurements)),
+    }
+    print_report(report)
+    if arguments.output:
+        everything = {**report, "measurements": [asdict(m) for m in measurements]}
+        arguments.output.write_text(json.dumps(everything, indent=1) + "\n")
+    return int(any(row["precision"] == "fp32" and row["same"] < row["of"] for row in report["texts"]))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    option = parser.add_argument
+    option("checkpoint", help="Hugging Face folder: the tokenizer and chat template, and the model of --transformers")
+    option("--wavekit", action="append", default=[], metavar="PRECISION=BUNDLE", help="may be repeated")
+    option("--genai", action="append", default=[], metavar="PRECISION=FOLDER", help="may be repeated")
+    option("--peer-python", default=sys.executable, help="Python of the environment that has onnxruntime-genai")
+    option("--llama", action="append", default=[], metavar="PRECISION=FILE.gguf", help="may be repeated")
+    option("--llama-home", help="folder in which `npm install node-llama-cpp` was run")
+    option("--transformers", action="store_true", help="also transformers, fp32 and not compiled")
+    option("--prompts", type=Path, default=HERE / "prompts.txt", help="one user message a line")
+    option("--count", type=int, default=4, help="use this many prompts from the head of the file")
+    option("--new-tokens", type=int, default=128)
+    option("--threads", type=int, default=2)
+    option("--rounds", type=int, default=5)
+    option("--tries", type=int, default=3, help="measure at most so often where other processes disturb")
+    option("-o", "--output", type=Path, help="write everything that was measured as JSON")
+    return parser.parse_args()
+
+
+def make_workers(arguments: argparse.Namespace) -> Iterator[Worker]:
+    """Turn the command line into workers, not yet started."""
+    threads = arguments.threads
+    script = str(HERE / "peer_engines.py")
+    pythons = {"wavekit": sys.executable, "genai": arguments.peer_python}
+    for kind, python in pythons.items():
+        for precision, path in map(split_spec, getattr(arguments, kind)):
+            yield Worker(kind, precision, [python, script, kind, path, str(threads)], threads)
+    if arguments.transformers:
+        command = [sys.executable, script, "transformers", arguments.checkpoint, str(threads)]
+        yield Worker("transformers", "fp32", command, threads)
+    for precision, path in map(split_spec, arguments.llama):
+        if arguments.llama_home is None:
+            sys.exit("--llama needs --llama-home, the folder in which `npm install node-llama-cpp` was run")
+        home = str(Path(arguments.llama_home).resolve())
+        command = ["node", str(HERE / "peer_llama.mjs"), home, path, str(threads)]
+        yield Worker("llama.cpp", precision, command, threads)
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Split ``PRECISION=PATH`` and make the path absolute."""
+    precision, _, path = spec.partition("=")
+    if not path or not Path(path).exists():
+        sys.exit(f"{spec}: expected PRECISION=PATH with a path that exists")
+    return precision, str(Path(path).resolve())
+
+
+def read_prompts(file: Path, checkpoint: str, count: int) -> list[list[int]]:
+    """Turn user messages into token ids with the checkpoint's own chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+    return [
+        tokenizer.encode(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": line}], add_generation_prompt=True, tokenize=False
+            ),
+            add_special_tokens=False,
+        )
+        for line in file.read_text().splitlines()[:count]
+    ]
+
+
+def measure(
+    workers: Sequence[Worker], prompts: Sequence[Sequence[int]], arguments: argparse.Namespace
+) -> list[Measurement]:
+    """Warm every worker up, then go round them, rotating who is first."""
+    for worker in workers:
+        say(f"warming up {worker.name}")
+        worker.generate(prompts[0], arguments.new_tokens)
+    measurements = []
+    for turn in range(arguments.rounds):
+        first = turn % len(workers)
+        for number, prompt in enumerate(prompts):
+            say(f"round {turn + 1} of {arguments.rounds}, prompt {number + 1} of {len(prompts)}")
+            for worker in [*workers[first:], *workers[:first]]:
+                tries = (
+                    measure_once(worker, turn, number, prompt, arguments.new_tokens) for _ in range(arguments.tries)
+                )
+                measurements.append(quietest(tries))
+    return measurements
+
+
+def measure_once(worker: Worker, turn: int, number: int, prompt: Sequence[int], new_tokens: int) -> Measurement:
+    """Measure one continuation, and what the rest of the machine did meanwhile."""
+    time.sleep(0.3)  # the thread pools of the engine before have stopped spinning
+    start, busy = time.perf_counter(), busy_seconds()
+    answer = worker.generate(prompt, new_tokens)
+    others = (busy_seconds() - busy - answer.pop("cpu_seconds")) / (time.perf_counter() - start)
+    return Measurement(worker.name, turn, number, others=max(0.0, others), **answer)
+
+
+def quietest(tries: Iterable[Measurement]) -> Measurement:
+    """Try until nothing disturbs, and keep the least disturbed measurement."""
+    kept: list[Measurement] = []
+    for attempt in tries:
+        kept.append(attempt)
+        if attempt.others <= QUIET_CORES:
+            break
+    return min(kept, key=lambda measurement: measurement.others)
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all processes of this machine have used, and that its host took away."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def summarize(worker: Worker, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Milliseconds of one engine, and how disturbed they are."""
+    own = [m for m in measurements if m.engine == worker.name]
+    times = [m.token_seconds * 1e3 for m in own]
+    low, _, high = quantiles(times, n=4) if len(times) > 1 else times * 3
+    return {
+        "engine": worker.name,
+        "token_ms": median(times),
+        "token_ms_quartiles": [low, high],
+        "prefill_ms": median(m.prefill_seconds * 1e3 for m in own),
+        "host_share": median(shares) if (shares := [m.host_share for m in own if m.host_share is not None]) else None,
+        "disturbed": sum(m.others > QUIET_CORES for m in own),
+        "of": len(own),
+    }
+
+
+def compare(workers: Sequence[Worker], measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+    """Speed of each wavekit engine (the first engine, where there is none) over each peer's nearest, round by round."""
+    seconds: dict[tuple[str, int], float] = {}
+    for m in measurements:
+        seconds[m.engine, m.round] = seconds.get((m.engine, m.round), 0.0) + m.token_seconds
+    subjects = [worker for worker in workers if worker.kind == "wavekit"] or list(workers[:1])
+    rounds = sorted({m.round for m in measurements})
+    precisions = {(worker.kind, worker.precision) for worker in workers}
+    for subject in subjects:
+        for peer in workers:
+            if peer is subject or (
+                peer.precision != subject.precision and (peer.kind, subject.precision) in precisions
+            ):
+                continue  # itself, or a peer that has an engine of the same precision
+            ratios = [seconds[peer.name, turn] / seconds[subject.name, turn] for turn in rounds]
+            yield {"engine": subject.name, "over": peer.name, "median": median(ratios), "rounds": ratios}
+
+
+def compare_texts(workers: Sequence[Worker], measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+    """Compare what engines of equal precision wrote, and each engine with itself in later rounds."""
+    texts: dict[str, dict[int, list[list[int]]]] = {}
+    for m in measurements:
+        texts.setdefault(m.engine, {}).setdefault(m.prompt, []).append(m.tokens)
+    leaders: dict[str, Worker] = {}
+    for worker in workers:
+        leader = leaders.setdefault(worker.precision, worker)
+        pairs = [(texts[leader.name][p][0], other) for p, others in texts[worker.name].items() for other in others]
+        splits = [first_difference(one, other) for one, other in pairs]
+        yield {
+            "precision": worker.precision,
+            "engine": worker.name,
+            "with": leader.name,
+            "same": splits.count(None),
+            "of": len(splits),
+            "first_differences": sorted({split for split in splits if split is not None}),
+        }
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Find the first position at which two texts differ."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe what the numbers belong to."""
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in cpus if line.startswith("model name")), "unknown")
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print the tables."""
+    print(f"\n{'engine':<20} {'ms/token':>9} {'quartiles':>15} {'host':>6} {'prefill ms':>11} {'disturbed':>10}")
+    for row in report["speed"]:
+        low, high = row["token_ms_quartiles"]
+        noise = f"{row['disturbed']}/{row['of']}"
+        spread = f"{low:.2f}-{high:.2f}"
+        host = "" if row["host_share"] is None else f"{row['host_share']:.1%}"
+        speed = f"{row['token_ms']:>9.2f} {spread:>15} {host:>6} {row['prefill_ms']:>11.1f}"
+        print(f"{row['engine']:<20} {speed} {noise:>10}")
+    print("\nspeed over (median of rounds, range)")
+    for row in report["ratios"]:
+        spread = f"{min(row['rounds']):.2f}-{max(row['rounds']):.2f}"
+        print(f"{row['engine']:<20} {row['over']:<20} {row['median']:>6.2f} {spread:>12}")
+    print("\ngreedy texts (equal up to the shorter one)")
+    for row in report["texts"]:
+        where = f", first differences at {row['first_differences']}" if row["first_differences"] else ""
+        print(f"{row['engine']:<20} as {row['with']:<20} {row['same']} of {row['of']}{where}")
+
+
+def say(text: str) -> None:
+    """Show progress, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
