@@ -79,7 +79,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         text = prompt
     elif file is not None:
         text = _read(file)
-    elif sys.stdin.isatty():
+    elif sys.stdin is None or sys.stdin.isatty():
         raise MisuseError("there is no prompt: give it as an argument, with --file, or on standard input")
     else:
         text = _decoded(sys.stdin.buffer.read(), "standard input")

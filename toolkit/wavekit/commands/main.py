@@ -54,9 +54,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         result = wavekit.main(args=arguments, prog_name="wavekit", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _fail(_one_line(error), error.exit_code)
     except WavekitError as error:
         return _fail(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -68,6 +70,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return _fail("the disk is full; make room and try again", 1)
+
+
+def _one_line(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{message} (see {context.command_path} --help)" if context else message
 
 
 def _fail(message: str, code: int) -> int:
