@@ -28,7 +28,7 @@ from wavekit_engines.bundle import (
 )
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.errors import CheckpointError, MisuseError
 from wavekit_engines.families import decoder_spec
 from wavekit_engines.graphs.graph_writer import WeightFile
 from wavekit_engines.graphs.linear import WeightFormat
@@ -39,8 +39,6 @@ from wavekit_engines.weights import DecoderWeights
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, units done and units in all."""
-
-_STORED_BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.0}  # scales included, at block size 32
 
 
 @dataclass(frozen=True)
@@ -110,11 +108,12 @@ def export_bundle(
     spec = decoder_spec(checkpoint.config)
     stages = plan_stages(spec.num_layers, options.split, options.taps)
     weights = DecoderWeights(checkpoint, spec)
-    with atomic_directory(path, replace, _estimated_bytes(checkpoint, options)) as folder:
+    generation, tokenizer_files = _generation_defaults(checkpoint), checkpoint.tokenizer_files()
+    with atomic_directory(path, replace, _estimated_bytes(spec, weights, options)) as folder:
         (folder / GRAPHS).mkdir()
         stage_infos, head = _write_graphs(folder, spec, weights, stages, options, progress)
         (folder / TOKENIZER).mkdir()
-        for name, data in checkpoint.tokenizer_files().items():
+        for name, data in tokenizer_files.items():
             (folder / TOKENIZER / name).write_bytes(data)
         progress("hashing", spec.num_layers + 1, spec.num_layers + 1)
         manifest = Manifest(
@@ -129,7 +128,7 @@ def export_bundle(
             stages=stage_infos,
             head=head,
             taps=tuple(sorted(options.taps)),
-            generation=_generation_defaults(checkpoint),
+            generation=generation,
             files=describe_files(folder),
             provenance=_provenance(checkpoint, command),
         )
@@ -161,11 +160,7 @@ def _write_graphs(
                     write_layers(own, spec, weights, form, [index])
                 files = (own, vocabulary) if stage.first == 0 else (own,)
                 write_stage_graph(file, stage, spec, files, form, vocabulary_form)
-            parameters = sum(
-                math.prod(weights.layer(index, role).shape)
-                for index in range(stage.first, stage.last)
-                for role in weights.layer_roles()
-            )
+            parameters = sum(_layer_parameters(weights, index) for index in range(stage.first, stage.last))
             infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
     return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
 
@@ -190,11 +185,16 @@ def _describe_tensor(value: ir.Value) -> TensorInfo:
     return TensorInfo(value.name, value.dtype.numpy().name, dims)
 
 
+def _layer_parameters(weights: DecoderWeights, index: int) -> int:
+    return sum(math.prod(weights.layer(index, role).shape) for role in weights.layer_roles())
+
+
 def _generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
-    ids = checkpoint.generation_config.get("eos_token_id", checkpoint.config.get("eos_token_id"))
-    if ids is None:
-        return GenerationDefaults()
-    return GenerationDefaults(stop_token_ids=tuple(ids) if isinstance(ids, list) else (int(ids),))
+    given = checkpoint.generation_config.get("eos_token_id", checkpoint.config.get("eos_token_id"))
+    ids = given if isinstance(given, list) else [given] if given is not None else []
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(f"{checkpoint.name} has the eos_token_id {given!r}: correct it to token ids or remove it")
+    return GenerationDefaults(stop_token_ids=tuple(ids))
 
 
 def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
@@ -208,12 +208,8 @@ def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
     )
 
 
-def _estimated_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
-    parameters = 0
-    for name in checkpoint.names():
-        count = 1
-        for dim in checkpoint.shape(name):
-            count *= dim
-        parameters += count
-    widest = max(_STORED_BITS[options.precision], _STORED_BITS[options.vocabulary_form.precision])
-    return int(parameters * widest / 8)
+def _estimated_bytes(spec: DecoderSpec, weights: DecoderWeights, options: ExportOptions) -> int:
+    layers = sum(_layer_parameters(weights, index) for index in range(spec.num_layers))
+    tables = math.prod(weights["embedding"].shape) * (1 if spec.tied_head else 2)
+    bits = layers * options.layer_form.stored_bits + tables * options.vocabulary_form.stored_bits
+    return int(bits / 8)

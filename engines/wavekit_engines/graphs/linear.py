@@ -45,6 +45,12 @@ class WeightFormat:
         """The dtype of activations beside these weights."""
         return "float16" if self.precision == "fp16" else "float32"
 
+    @property
+    def stored_bits(self) -> float:
+        """Bits a weight takes in a file, its share of a block's scale included."""
+        bits = bits_of(self.precision)
+        return bits + 32 / self.block_size if bits is not None else 8 * np.dtype(self.compute_dtype).itemsize
+
 
 def row_blocks(rows: Rows) -> Iterator[npt.NDArray[np.float32]]:
     """The matrix in consecutive blocks of rows, so that a vocabulary table never is in memory whole."""

@@ -2,11 +2,12 @@
 
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
 from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
 from wavekit.commands.formatting import size
@@ -78,6 +79,7 @@ def export(
         split=_split(checkpoint, stages, split),
         taps=taps,
     )
+    has_tokenizer = _check_tokenizer(checkpoint)
     command = shlex.join(["wavekit", *sys.argv[1:]])
     with progress("exporting") as told:
         manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
@@ -86,7 +88,10 @@ def export(
         f"{output}: {manifest.decoder.family}, {manifest.decoder.num_layers} layers in "
         f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}, {precision}, {size(total)}"
     )
-    click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
+    if has_tokenizer:
+        click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
+    else:
+        click.echo("next: wavekit.load(...) in Python, with token ids: the checkpoint has no tokenizer.json")
 
 
 def _split(checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -98,3 +103,22 @@ def _split(checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] 
     if split is not None:
         return split
     return even_split(decoder_spec(checkpoint.config).num_layers, stages or 1)
+
+
+def _check_tokenizer(checkpoint: "Checkpoint") -> bool:
+    """Refuse now, not once the weights are written, a tokenizer that generating would refuse; False: there is none."""
+    from wavekit.streaming import TextStream
+    from wavekit.tokenizer import Tokenizer
+
+    files = checkpoint.tokenizer_files()
+    if "tokenizer.json" not in files:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        try:
+            TextStream(Tokenizer.from_files(folder))
+        except BundleError as error:
+            reason = str(error).replace(f"{folder}/", "")
+            raise CheckpointError(f"the tokenizer of {checkpoint.name} cannot be used: {reason}") from None
+    return True
