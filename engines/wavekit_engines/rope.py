@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float32]
 # "finetuned" is a note some YaRN checkpoints carry; nothing reads it.
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
 _TABLE_CHUNK = 4096
-_FLOAT32_LIMIT = float(np.finfo(np.float32).max)
+_SMALLEST, _LARGEST = 1e-9, 1e15
 
 
 def scaled_rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeSpec:
@@ -195,8 +195,8 @@ def _number(parameters: Mapping[str, Any], key: str, default: float | None = Non
 
 
 def _is_positive(value: object) -> bool:
-    """Whether `value` is a number that float32 holds, above zero."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _FLOAT32_LIMIT
+    """Whether `value` is a positive number of a size whose products float32 holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _SMALLEST < value < _LARGEST
 
 
 def _factors(parameters: Mapping[str, Any], key: str, count: int) -> FloatArray:
