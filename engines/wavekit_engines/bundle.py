@@ -14,9 +14,8 @@ knows nothing about checkpoints or how graphs are written, so a bundle can be re
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,6 +29,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 GRAPHS = "graphs"
 _HASHED_BYTES = 1 << 20
+_SEAL = b',\n "sha256": "'
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ class Manifest:
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """The manifest as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        """The manifest as indented JSON, its last member the SHA-256 of everything before it."""
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        return _sealed(text.removesuffix(b"\n}"))
 
 
 @dataclass(frozen=True)
 class _Header:
     format: str
     version: int
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     """Parse a manifest and check its schema; ``name`` stands for it in errors.
 
     Raises:
-        BundleError: it is not JSON, not a manifest, of a newer version, or has a missing or mistyped field.
+        BundleError: it is not JSON, not a manifest, of a newer version, has a missing or mistyped field, or changed.
     """
     try:
         header = msgspec.json.decode(data, type=_Header)
@@ -175,9 +175,16 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
             raise BundleError(
                 f"{name} has version {header.version}, this wavekit reads up to {VERSION}; upgrade wavekit to open it"
             )
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{name} is damaged ({error}); export the bundle again") from None
+    if data != _sealed(data.rpartition(_SEAL)[0]):
+        raise BundleError(f"{name} was changed after export; copy the bundle again or export it again")
+    return manifest
+
+
+def _sealed(text: bytes) -> bytes:
+    return text + _SEAL + hashlib.sha256(text).hexdigest().encode() + b'"\n}\n'
 
 
 def _check_stages(manifest: Manifest, file: Path) -> None:
@@ -188,7 +195,7 @@ def _check_stages(manifest: Manifest, file: Path) -> None:
             f"{file} has stages {starts} to {edges[1:]} that do not join into one decoder; export it again"
         )
     given = {boundary for stage in manifest.stages for boundary in stage.boundaries}
-    missing = sorted({*manifest.taps, *edges[1:]} - given)
+    missing = sorted({*manifest.taps} - given) + [s.last for s in manifest.stages if s.last not in s.boundaries]
     if missing:
         raise BundleError(f"{file}: no stage puts out boundary {missing[0]}; export it again")
     for graph in (*(stage.graph for stage in manifest.stages), manifest.head):
