@@ -59,6 +59,7 @@ _SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_so
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 
 ARCHITECTURES: dict[str, Architecture] = {
+    # Mistral too. The sliding window of its first version is not in the file, and llama.cpp does without it.
     "llama": Architecture("llama", permuted=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),

@@ -38,17 +38,20 @@ class WeightRows:
     def read(self, start: int = 0, stop: int | None = None) -> FloatArray:
         """Rows `start` to `stop` (to the end by default), float32, C-contiguous, ``[stop - start, *shape[1:]]``."""
         stop = self.shape[0] if stop is None else min(stop, self.shape[0])
-        pieces, first = [], 0
-        for name in self.names:
-            rows = self.checkpoint.shape(name)[0]
-            begin, end = max(start - first, 0), min(stop - first, rows)
-            if begin < end:
-                pieces.append(self.checkpoint.rows(name, begin, end))
-            first += rows
-        if not pieces:
-            return np.empty((0, *self.shape[1:]), np.float32)
-        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return values + np.float32(self.offset) if self.offset else values
+        if len(self.names) == 1:
+            values = self.checkpoint.rows(self.names[0], start, stop)
+        else:
+            values = np.empty((stop - start, *self.shape[1:]), np.float32)
+            first = 0
+            for name in self.names:
+                rows = self.checkpoint.shape(name)[0]
+                begin, end = max(start - first, 0), min(stop - first, rows)
+                if begin < end:
+                    values[first + begin - start : first + end - start] = self.checkpoint.rows(name, begin, end)
+                first += rows
+        if self.offset:
+            values += np.float32(self.offset)
+        return values
 
 
 class DecoderWeights:
