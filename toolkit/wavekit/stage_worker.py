@@ -11,11 +11,12 @@ from time import perf_counter
 import numpy as np
 from wavekit_engines.bundle import GraphInfo, StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec, RopeSpec
-from wavekit_engines.engine import Array, Engine
+from wavekit_engines.engine import Array, Binding, Engine
 from wavekit_engines.kv_cache import KVCache
 from wavekit_engines.rope import rope_tables
 
 _HIDDEN = -np.inf
+_MASK_COLUMNS = 64
 
 
 class StageWorker:
@@ -37,10 +38,9 @@ class StageWorker:
         self._last_rows = np.zeros(1, np.int32)
         self._total_rows = np.zeros(1, np.int32)
         self._outputs = {k: np.zeros((max_pass, spec.hidden_size), dtype) for k in stage.boundaries}
-        self._no_mask = np.zeros(max_pass * capacity, dtype)  # never written: its pages stay the system's zero page
         self._loaded = 0
-        names = {tensor.name for tensor in stage.graph.inputs}
-        self._windows = [w for w in dict.fromkeys(layer.window for layer in spec.layers) if mask_name(w) in names]
+        windows = dict.fromkeys(layer.window for layer in spec.layers[stage.first : stage.last])
+        self._masks = [_Mask(self._binding, window, max_pass * capacity, dtype) for window in windows]
         self._long = False
         self._bind_fixed()
 
@@ -95,11 +95,12 @@ class StageWorker:
         self._x[:count] = x
         self._positions[:count] = positions
         self._last_rows[0] = rows.stop - 1
-        self._total_rows[0] = rows.stop
+        columns = min(-(-rows.stop // _MASK_COLUMNS) * _MASK_COLUMNS, self.capacity)
+        self._total_rows[0] = columns
         if count != self._loaded:
             self._bind_pass(count)
-        for window in self._windows:
-            self._binding.bind_input(mask_name(window), self._mask(rows, window, visible, committed))
+        for mask in self._masks:
+            mask.lay_out(rows, columns, self._row_positions, visible, committed)
         return rows
 
     def _bind_pass(self, count: int) -> None:
@@ -109,23 +110,6 @@ class StageWorker:
         for boundary, buffer in self._outputs.items():
             self._binding.bind_output(f"boundary_{boundary}", buffer[None, :count])
         self._loaded = count
-
-    def _mask(self, rows: range, window: int | None, visible: Sequence[Sequence[int]] | None, committed: int) -> Array:
-        """What to add to the scores: [1, 1, S, rows.stop]. Causality by row number is the attention's own."""
-        count, total = len(rows), rows.stop
-        out_of_window = window is not None and total > window
-        if visible is None and not out_of_window:
-            return self._no_mask[: count * total].reshape(1, 1, count, total)
-        mask = np.zeros((count, total), self._dtype)
-        if visible is not None:
-            mask[:, committed:] = _HIDDEN
-            for index, seen in enumerate(visible):
-                mask[index, [*seen, rows.start + index]] = 0
-        if out_of_window:
-            assert window is not None
-            first_seen = self._row_positions[rows.start : total, None] - window + 1
-            mask[self._row_positions[None, :total] < first_seen] = _HIDDEN
-        return mask[None, None]
 
     def run(self) -> None:
         """Run the loaded pass and wait for it."""
@@ -143,6 +127,51 @@ class StageWorker:
         if rows and rows[-1] - start >= len(rows):
             self._row_positions[start : start + len(rows)] = self._row_positions[list(rows)]
         self._cache.keep(start, rows)
+
+
+class _Mask:
+    """What is added to the scores of the layers with one attention window: [1, 1, S, T], 0 or minus infinity.
+
+    Causality by row number is the attention's own, so a continuation whose rows are all within the window needs only
+    zeros. T is rounded up, since binding another shape costs more than the pass's whole host work; the attention never
+    reads the columns of rows not in use.
+    """
+
+    def __init__(self, binding: Binding, window: int | None, cells: int, dtype: str) -> None:
+        self._binding, self._window = binding, window
+        # Pages that are not written take no memory.
+        self._zeros = np.zeros(cells, dtype)
+        self._cells = np.zeros(cells, dtype)
+        self._bound: tuple[bool, tuple[int, ...]] | None = None
+
+    def lay_out(
+        self,
+        rows: range,
+        columns: int,
+        row_positions: Array,
+        visible: Sequence[Sequence[int]] | None,
+        committed: int,
+    ) -> None:
+        """Write and bind the mask of a pass; arguments as for `StageWorker.load`."""
+        count, window = len(rows), self._window
+        beyond_window = window is not None and rows.stop > window
+        written = visible is not None or beyond_window
+        shape = (1, 1, count, columns)
+        cells = (self._cells if written else self._zeros)[: count * columns].reshape(shape)
+        if (written, shape) != self._bound:
+            self._binding.bind_input(mask_name(window), cells)
+            self._bound = (written, shape)
+        if not written:
+            return
+        mask = cells[0, 0]
+        mask[:] = 0
+        if visible is not None:
+            mask[:, committed:] = _HIDDEN
+            for index, seen in enumerate(visible):
+                mask[index, [*seen, rows.start + index]] = 0
+        if window is not None and beyond_window:
+            first_seen = row_positions[rows.start : rows.stop, None] - window + 1
+            mask[:, : rows.stop][row_positions[None, : rows.stop] < first_seen] = _HIDDEN
 
 
 class HeadWorker:
