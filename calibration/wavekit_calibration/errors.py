@@ -1,0 +1,31 @@
+"""Calibration's own ways to fail, each one line for the user; the shared ones are in `wavekit_engines.errors`."""
+
+from wavekit_engines.errors import MisuseError, WavekitError
+
+
+class PromptError(MisuseError):
+    """A prompt file cannot be used at all: missing, in no known format, or with nothing usable in it."""
+
+
+class TooFewTokensError(MisuseError):
+    """Fewer tokens are left than a statistic needs."""
+
+
+class NonFiniteStatesError(WavekitError):
+    """The model's own hidden states hold NaN or infinity."""
+
+
+class CalibrationFileError(MisuseError):
+    """A calibration.json is missing, damaged, of a newer schema, or made for another model."""
+
+
+class CalibrationPausedError(WavekitError):
+    """The run stopped on purpose before it was done, and can be resumed.
+
+    ``exit_code`` is 130 after Ctrl-C (the shells' convention) and 75 (try again) when the time allowed was used up.
+    """
+
+    def __init__(self, message: str, *, interrupted: bool) -> None:
+        """Keep the reason as the exit code."""
+        super().__init__(message)
+        self.exit_code = 130 if interrupted else 75

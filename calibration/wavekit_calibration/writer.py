@@ -1,0 +1,44 @@
+"""Who writes the answers that are measured: by default the measured model itself.
+
+A writer is any function from prompts to answers, both token ids; the command hands in the fastest it has. This file
+holds the plain one, transformers' own greedy decoding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from wavekit_calibration.model import Decoder
+
+Writer = Callable[[list[list[int]], int], list[list[int]]]
+"""(prompts' token ids, the most new tokens) -> the answers' token ids, up to and with the end token if it came."""
+
+
+def transformers_writer(decoder: Decoder) -> Writer:
+    """Greedy decoding by transformers, one padded batch a call."""
+    from transformers import GenerationConfig
+
+    ends = decoder.model.generation_config.eos_token_id
+    end_ids: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    filler = end_ids[0] if end_ids else 0
+
+    @torch.inference_mode()
+    def write(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[filler] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        # a fresh configuration: sampling settings and penalties of the checkpoint do not apply to greedy decoding
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=end_ids or None, pad_token_id=filler
+        )
+        device = decoder.input_device
+        out: Any = decoder.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
+        return [_up_to_end(row, end_ids) for row in out[:, width:].tolist()]
+
+    return write
+
+
+def _up_to_end(answer: list[int], end_ids: list[int]) -> list[int]:
+    first = next((i for i, token in enumerate(answer) if token in end_ids), len(answer) - 1)
+    return answer[: first + 1]
