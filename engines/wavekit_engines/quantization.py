@@ -73,7 +73,8 @@ def dequantize_rows(blocks: QuantizedBlocks, bits: int, width: int) -> npt.NDArr
 def _round(
     grouped: npt.NDArray[np.float32], scales: npt.NDArray[np.float32], middle: int, top: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)
+    divisible = np.abs(scales) >= np.finfo(np.float32).tiny  # the inverse of a smaller one may be infinite
+    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=divisible)
     values = np.clip(np.rint(grouped * inverse) + middle, 0, top).astype(np.uint8)
     return values, scales
 
