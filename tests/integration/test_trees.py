@@ -4,14 +4,14 @@ Tolerance: 1e-4 of the largest logit in float32. One pass over several rows sums
 nothing else may differ.
 """
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, save_tiny
-from wavekit.decoder import Decoder, _Workers
+from wavekit.decoder import Decoder
 from wavekit.lattice import Lattice, Node
+from wavekit.sequence_workers import SequenceWorkers
 
 from engines import exported, opened
 
@@ -26,7 +26,7 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return opened(exported(folder / "checkpoint", folder / "bundle", split=split))
 
 
-def run_tree(workers: _Workers, lattice: Lattice, committed: int) -> dict[Node, np.ndarray]:
+def run_tree(workers: SequenceWorkers, lattice: Lattice, committed: int) -> dict[Node, np.ndarray]:
     """One pass of every waiting node through all stages; their logits."""
     nodes = lattice.waiting(0)
     x = np.array([node.token for node in nodes])
@@ -58,25 +58,24 @@ tree = st.lists(st.tuples(st.integers(0, 100), st.integers(3, VOCABULARY - 1)), 
     prompt=st.lists(st.integers(3, VOCABULARY - 1), min_size=2, max_size=20), first=tree, second=tree, data=st.data()
 )
 def test_every_branch_gets_the_logits_it_gets_alone(decoder, prompt, first, second, data) -> None:
-    workers = decoder._take(64)
-    workers.reset(False)
-    for _ in workers.prefill(prompt[:-1]):
-        pass
-    lattice, before = Lattice(len(workers.stages), prompt[-1], len(prompt) - 1), prompt[:-1]
-    for proposals in (first, second):
-        for parent, token in proposals:
-            live = lattice.nodes
-            lattice.propose(live[parent % len(live)], token)
-        logits = run_tree(workers, lattice, len(before))
-        assert_as_alone(decoder, before, logits)
-        winner = data.draw(st.sampled_from(lattice.nodes))
-        accepted = path_tokens(winner)
-        for token in accepted[1:]:
-            lattice.commit(token)
-        new = {*range(3, VOCABULARY)} - {child.token for child in winner.children}
-        lattice.commit(min(new))
-        before = before + accepted
-        start, kept = lattice.collapse()
-        for worker, rows in zip(workers.stages, kept, strict=True):
-            worker.keep(start, rows)
-    decoder._give_back(workers)
+    with decoder.workers.lent(64) as workers:
+        workers.reset(False)
+        for _ in workers.prefill(prompt[:-1]):
+            pass
+        lattice, before = Lattice(len(workers.stages), prompt[-1], len(prompt) - 1), prompt[:-1]
+        for proposals in (first, second):
+            for parent, token in proposals:
+                live = lattice.nodes
+                lattice.propose(live[parent % len(live)], token)
+            logits = run_tree(workers, lattice, len(before))
+            assert_as_alone(decoder, before, logits)
+            winner = data.draw(st.sampled_from(lattice.nodes))
+            accepted = path_tokens(winner)
+            for token in accepted[1:]:
+                lattice.commit(token)
+            new = {*range(3, VOCABULARY)} - {child.token for child in winner.children}
+            lattice.commit(min(new))
+            before = before + accepted
+            start, kept = lattice.collapse()
+            for worker, rows in zip(workers.stages, kept, strict=True):
+                worker.keep(start, rows)

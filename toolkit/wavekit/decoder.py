@@ -5,26 +5,22 @@ one stage and no proposals it is plain decoding; proposals only ever save passes
 made from the final logits of the committed prefix. The loop knows token ids only: no text, no files.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from wavekit_engines.bundle import Manifest
+from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine
 from wavekit_engines.errors import ContextLengthError, MisuseError
 
 from wavekit.lattice import Lattice, Node
-from wavekit.stage_worker import HeadWorker, StageWorker, switches_to_long
+from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers, WorkerPool, switches_to_long
+from wavekit.stage_worker import StageWorker
 
 Chooser = Callable[[Array, int], int]
 """The target's choice: logits float32 [V] for a position, and that position, to a token id."""
-
-PREFILL_CHUNK = 512
-_MIN_CAPACITY = 512
-_LATTICE_ROWS = 64  # rows beyond the text that unfinished nodes may occupy
-_KEPT_SETS = 2  # workers of finished generations kept for the next ones
 
 
 @dataclass
@@ -45,10 +41,8 @@ class Decoder:
     def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine) -> None:
         self.manifest = manifest
         self.spec = manifest.decoder
-        self._stages = stages
-        self._head = head
-        self._free: list[_Workers] = []
-        self._lock = threading.Lock()
+        self._engines = (*stages, head)
+        self.workers = WorkerPool(manifest, stages, head)
 
     def decode(
         self, prompt: Sequence[int], choose: Chooser, max_new_tokens: int, stats: DecodeStats | None = None
@@ -64,11 +58,8 @@ class Decoder:
         self.check_prompt(prompt)
         room = min(max_new_tokens, self.spec.max_positions - len(prompt))
         stats = stats if stats is not None else DecodeStats()
-        workers = self._take(len(prompt) + room)
-        try:
-            yield from _Generation(workers, self, list(prompt), choose, room, stats).ticks()
-        finally:
-            self._give_back(workers)
+        with self.workers.lent(len(prompt) + room) as workers:
+            yield from _Generation(workers, self.spec, list(prompt), choose, room, stats).ticks()
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raises what `decode` raises for a prompt it cannot continue."""
@@ -85,78 +76,30 @@ class Decoder:
     def logits(self, tokens: Sequence[int]) -> Array:
         """Logits float32 [len(tokens), V] at every position of a text, as `verify` and tests compare them."""
         self.check_prompt(tokens)
-        workers = self._take(len(tokens))
-        try:
-            workers.reset(switches_to_long(list(self.spec.ropes.values()), len(tokens)))
-            parts = [workers.head.run(hidden).copy() for hidden in workers.prefill(tokens, _LATTICE_ROWS)]
-            return np.concatenate(parts)
-        finally:
-            self._give_back(workers)
+        with self.workers.lent(len(tokens)) as workers:
+            workers.reset(switches_to_long(self.spec, len(tokens)))
+            return np.concatenate([workers.head.run(hidden).copy() for hidden in workers.prefill(tokens, LATTICE_ROWS)])
 
     def close(self) -> None:
         """Close the engines."""
-        for engine in (*self._stages, self._head):
+        for engine in self._engines:
             engine.close()
-
-    def _take(self, length: int) -> "_Workers":
-        needed = length + _LATTICE_ROWS
-        with self._lock:
-            fitting = [workers for workers in self._free if workers.capacity >= needed]
-            if fitting:
-                workers = min(fitting, key=lambda workers: workers.capacity)
-                self._free.remove(workers)
-                return workers
-        capacity = max(_MIN_CAPACITY, 1 << (needed - 1).bit_length())
-        return _Workers(self, min(capacity, self.spec.max_positions + _LATTICE_ROWS))
-
-    def _give_back(self, workers: "_Workers") -> None:
-        with self._lock:
-            self._free.append(workers)
-            del self._free[:-_KEPT_SETS]
-
-
-class _Workers:
-    """One worker a stage, and one for the head, for one sequence at a time."""
-
-    def __init__(self, decoder: Decoder, capacity: int) -> None:
-        spec, dtype = decoder.spec, decoder.manifest.engine.compute_dtype
-        self.capacity = capacity
-        self.stages = [
-            StageWorker(engine, info, spec, dtype, capacity, max(PREFILL_CHUNK, _LATTICE_ROWS))
-            for engine, info in zip(decoder._stages, decoder.manifest.stages, strict=True)
-        ]
-        self.head = HeadWorker(decoder._head, decoder.manifest.head, spec, dtype, _LATTICE_ROWS)
-
-    def reset(self, long: bool) -> None:
-        for worker in self.stages:
-            worker.reset(long)
-        self.head.engine_seconds = 0.0
-
-    @property
-    def engine_seconds(self) -> float:
-        return self.head.engine_seconds + sum(worker.engine_seconds for worker in self.stages)
-
-    def prefill(self, tokens: Sequence[int], chunk: int = PREFILL_CHUNK) -> Iterator[Array]:
-        """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H]."""
-        start = self.stages[0].length
-        for offset in range(0, len(tokens), chunk):
-            x: Array = np.array(tokens[offset : offset + chunk], np.int64)
-            positions = np.arange(start + offset, start + offset + len(x))
-            for worker in self.stages:
-                worker.load(x, positions)
-                worker.run()
-                x = worker.output(worker.stage.last)
-            yield x
 
 
 class _Generation:
     """One text being written."""
 
     def __init__(
-        self, workers: _Workers, decoder: Decoder, prompt: list[int], choose: Chooser, room: int, stats: DecodeStats
+        self,
+        workers: SequenceWorkers,
+        spec: DecoderSpec,
+        prompt: list[int],
+        choose: Chooser,
+        room: int,
+        stats: DecodeStats,
     ) -> None:
         self._workers = workers
-        self._ropes = list(decoder.spec.ropes.values())
+        self._spec = spec
         self._tokens = prompt
         self._choose = choose
         self._room = room
@@ -166,7 +109,7 @@ class _Generation:
     def ticks(self) -> Iterator[list[int]]:
         """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
         stats, start = self._stats, perf_counter()
-        self._long = switches_to_long(self._ropes, len(self._tokens))
+        self._long = switches_to_long(self._spec, len(self._tokens))
         self._workers.reset(self._long)
         committed = self._commit(self._prefill())
         stats.prefill_seconds = perf_counter() - start
@@ -187,7 +130,7 @@ class _Generation:
         return {self._lattice.anchor: self._workers.head.run(hidden[-1:])[0]}
 
     def _tick(self) -> list[int]:
-        if not self._long and switches_to_long(self._ropes, len(self._tokens)):
+        if not self._long and switches_to_long(self._spec, len(self._tokens)):
             return self._start_over_long()
         stages, lattice = self._workers.stages, self._lattice
         passes = [(worker, nodes) for stage, worker in enumerate(stages) if (nodes := lattice.waiting(stage))]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
-from wavekit_engines.bundle import GraphInfo, StageInfo
-from wavekit_engines.decoder_spec import DecoderSpec, RopeSpec
+from wavekit_engines.bundle import StageInfo
+from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Binding, Engine
 from wavekit_engines.kv_cache import KVCache
 from wavekit_engines.rope import rope_tables
@@ -177,7 +177,7 @@ class _Mask:
 class HeadWorker:
     """The final norm and head for up to ``max_rows`` rows at a time."""
 
-    def __init__(self, engine: Engine, info: GraphInfo, spec: DecoderSpec, dtype: str, max_rows: int) -> None:
+    def __init__(self, engine: Engine, spec: DecoderSpec, dtype: str, max_rows: int) -> None:
         self.engine_seconds = 0.0
         self._binding = engine.bind()
         self._hidden = np.zeros((max_rows, spec.hidden_size), dtype)
@@ -202,8 +202,3 @@ class HeadWorker:
 def mask_name(window: int | None) -> str:
     """The graph input that masks the layers of this window."""
     return "mask" if window is None else f"mask_{window}"
-
-
-def switches_to_long(ropes: Sequence[RopeSpec], length: int) -> bool:
-    """Whether a sequence of ``length`` tokens uses the long rotary tables."""
-    return any(rope.switch_length is not None and length > rope.switch_length for rope in ropes)
