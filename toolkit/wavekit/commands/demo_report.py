@@ -1,0 +1,89 @@
+"""What the demo tells at its end: a table, what its columns mean, two of the texts, and whether all is well."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavekit.commands.demo_comparison import TIE, Comparison
+from wavekit.commands.formatting import size, table
+
+_TEXT_WIDTH = 76
+_UNEVEN = 2.0  # on a quiet machine the fastest text is less than this many times as fast as the slowest
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bundle: how it is called, whether its tokens must equal the reference's, its bytes, and how it did."""
+
+    label: str
+    exact: bool
+    bytes: int
+    comparison: Comparison
+
+
+def result_table(rows: Sequence[Row], reference_tokens_per_second: float) -> str:
+    """One line for transformers and one for each bundle."""
+    header = ("written by", "size", "tokens equal", "tokens/s", "speed (range)")
+    lines = [("transformers, fp32", "-", "reference", f"{reference_tokens_per_second:.1f}", "1")]
+    lines += [
+        (
+            row.label,
+            size(row.bytes),
+            f"{row.comparison.leading} of {row.comparison.of}{'' if row.exact else ' *'}",
+            f"{row.comparison.tokens_per_second:.1f}",
+            f"{row.comparison.ratio:.1f}x ({row.comparison.slowest:.1f}-{row.comparison.fastest:.1f})",
+        )
+        for row in rows
+    ]
+    return table(header, lines, right=frozenset({1, 3}))
+
+
+def notes(rows: Sequence[Row], texts: int, planned: int, threads: int) -> list[str]:
+    """How to read the table."""
+    lines = [
+        "tokens equal: token ids like those of transformers, in each text up to the first",
+        "difference. *: weights in 4 bits are another model numerically, no error.",
+        f"speed: relative to transformers, without the prefill; median of {texts} texts,",
+        f"{threads} thread{'s' * (threads > 1)} for each engine.",
+    ]
+    if texts < planned:
+        lines.append(f"Only {texts} of {planned} texts were written: this machine is slow or busy.")
+    if any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
+        lines.append("The ranges are wide: something kept the machine busy. For the speed, run it again.")
+    for row in rows:
+        ties = [difference for difference in row.comparison.differences if row.exact and difference.is_tie]
+        lines += [
+            f"{row.label}: text {tie.prompt + 1} differs from token {tie.position + 1} on, by a numeric tie: "
+            f"transformers' logits of the two tokens are {tie.margin:.0e} apart."
+            for tie in ties
+        ]
+    return lines
+
+
+def failure(rows: Sequence[Row]) -> str | None:
+    """One line on the first fp32 text that is not transformers', unless a tie explains it."""
+    for row in rows:
+        for difference in row.comparison.differences:
+            if row.exact and not difference.is_tie:
+                gap = (
+                    "ends there"
+                    if difference.margin is None
+                    else f"logits {difference.margin:.2g} apart, a tie is {TIE:g}"
+                )
+                return (
+                    f"{row.label}: text {difference.prompt + 1} is not that of transformers from token "
+                    f"{difference.position + 1} on ({gap}); this is a bug, please report it with the table above"
+                )
+    return None
+
+
+def shown_text(prompt: str, text: str, cut: bool) -> str:
+    """A prompt and the text after it, as a person reads them."""
+    lines = [line for paragraph in (text + " ..." * cut).splitlines() for line in textwrap.wrap(paragraph, _TEXT_WIDTH)]
+    return "\n".join([f"> {prompt}", *(f"  {line}" for line in lines)])
+
+
+def duration(seconds: float) -> str:
+    """1 min 5 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
