@@ -10,10 +10,12 @@ import click
 from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
 from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
+from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
 from wavekit.commands.progress import progress
 
 if TYPE_CHECKING:
+    from wavekit_calibration.result import Calibration
     from wavekit_engines.checkpoint import Checkpoint
 
 
@@ -48,7 +50,12 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--stages", type=click.IntRange(min=1), help="Cut the layers into this many stages of equal length.")
 @click.option("--split", type=Boundaries(), help="Cut the layers at these boundaries instead, as in 6,12,18,24.")
-@click.option("--taps", type=Boundaries(), default=(), help="Boundaries to put out besides, as in 2,15,27.")
+@click.option("--taps", type=Boundaries(), help="Boundaries to put out besides, as in 2,15,27.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Take from this calibration the taps, and with --stages where to cut; see `wavekit calibrate`.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
 def export(
     model: str,
@@ -58,7 +65,8 @@ def export(
     block_size: str,
     stages: int | None,
     split: tuple[int, ...] | None,
-    taps: tuple[int, ...],
+    taps: tuple[int, ...] | None,
+    calibration: Path | None,
     force: bool,
 ) -> None:
     """Export MODEL to a self-contained bundle of ONNX engines.
@@ -67,17 +75,20 @@ def export(
 
     \b
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --stages 5 --taps 2,15,27
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibration --stages 2
     """
+    require("export", "onnx_ir")
     from wavekit_engines.checkpoint import open_checkpoint
     from wavekit_engines.export import ExportOptions, export_bundle
 
     checkpoint = open_checkpoint(model)
+    advice = _advice(checkpoint, calibration)
     options = ExportOptions(
         precision=precision,
         head_precision=head_precision,
         block_size=int(block_size),
-        split=_split(checkpoint, stages, split),
-        taps=taps,
+        split=_split(checkpoint, stages, split, advice),
+        taps=taps if taps is not None else advice.boundaries if advice is not None else (),
     )
     has_tokenizer = _check_tokenizer(checkpoint)
     command = shlex.join(["wavekit", *sys.argv[1:]])
@@ -94,7 +105,19 @@ def export(
         click.echo("next: wavekit.load(...) in Python, with token ids: the checkpoint has no tokenizer.json")
 
 
-def _split(checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] | None) -> tuple[int, ...]:
+def _advice(checkpoint: "Checkpoint", calibration: Path | None) -> "Calibration | None":
+    from wavekit_calibration.result import load_calibration
+
+    if calibration is None:
+        return None
+    advice = load_calibration(calibration)
+    advice.check_model(checkpoint.digest())
+    return advice
+
+
+def _split(
+    checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] | None, advice: "Calibration | None"
+) -> tuple[int, ...]:
     from wavekit_engines.families import decoder_spec
     from wavekit_engines.stages import even_split
 
@@ -102,6 +125,8 @@ def _split(checkpoint: "Checkpoint", stages: int | None, split: tuple[int, ...] 
         raise MisuseError("--stages and --split say the same thing in two ways; give one of them")
     if split is not None:
         return split
+    if advice is not None and stages is not None and stages > 1:
+        return advice.exits(stages)[:-1]
     return even_split(decoder_spec(checkpoint.config).num_layers, stages or 1)
 
 

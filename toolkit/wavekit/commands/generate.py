@@ -9,6 +9,7 @@ import click
 from wavekit_engines.errors import MisuseError
 
 import wavekit
+from wavekit.commands.extras import require
 
 
 @click.command()
@@ -50,6 +51,7 @@ def generate(
     wavekit generate bundle --file notes.txt --temperature 0.8 --top-p 0.95
     echo "Once upon a time" | wavekit generate bundle --json
     """
+    require("onnxruntime", "onnxruntime")
     text = _prompt_text(prompt, file)
     llm = wavekit.load(bundle, threads=threads)
     stream = llm.stream(
