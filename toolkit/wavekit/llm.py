@@ -5,11 +5,13 @@ tokens end the text. An `LLM` may be shared between threads; every generation ha
 """
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.engine import Array
@@ -47,8 +49,8 @@ class GenerationResult:
     """A finished text.
 
     ``token_ids`` holds every committed token, a stop token at the end included; ``text`` ends before a stop string and
-    shows no special tokens. ``finish_reason`` is "stop" after a stop token or string, "length" at ``max_new_tokens`` or
-    at the end of the context.
+    shows no special tokens. ``finish_reason`` is "stop" after a stop token or string; "length" at ``max_new_tokens``,
+    at the end of the context, or where a stream was closed.
     """
 
     token_ids: tuple[int, ...]
@@ -61,7 +63,8 @@ class GenerationResult:
 class GenerationStream(Iterator[str]):
     """Pieces of a text as they become certain; ``result`` is there once they have run out.
 
-    Closing it early ends the generation and frees its buffers; ``result`` then holds what was written.
+    Closing it early ends the generation and frees its buffers; ``result`` then holds what was written, unless nothing
+    was read.
     """
 
     def __init__(self, pieces: Generator[str, None, GenerationResult]) -> None:
@@ -84,7 +87,16 @@ class GenerationStream(Iterator[str]):
 
     def close(self) -> None:
         """End the generation now."""
-        self._pieces.close()
+        try:
+            self._pieces.throw(_ClosedEarlyError)
+        except StopIteration as end:
+            self._result = end.value
+        except _ClosedEarlyError:  # it has ended, or not begun
+            pass
+
+
+class _ClosedEarlyError(Exception):
+    """The reader of a stream wants no more pieces."""
 
 
 class LLM:
@@ -162,13 +174,14 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt; ids pass through as they are."""
-        if not isinstance(prompt, str) and all(isinstance(part, int) for part in prompt):
-            return [part for part in prompt if isinstance(part, int)]
+        if not isinstance(prompt, str | Iterable) or isinstance(prompt, bytes | Mapping):
+            raise MisuseError("a prompt is a text, a list of chat messages or a list of token ids")
+        parts: list[Any] = [] if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str) and all(isinstance(part, Integral) for part in parts):
+            return [int(part) for part in parts]
         if self.tokenizer is None:
             raise MisuseError("this bundle has no tokenizer: give the prompt as token ids")
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return self.tokenizer.apply_chat_template(cast(Sequence[Mapping[str, Any]], list(prompt)))
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.apply_chat_template(parts)
 
     def close(self) -> None:
         """Close the engines. No generation may be under way."""
@@ -216,18 +229,23 @@ class LLM:
                 if piece:
                     written.append(piece)
                     handed_over = perf_counter()
-                    yield piece
-                    paused += perf_counter() - handed_over
+                    try:
+                        yield piece
+                    finally:
+                        paused += perf_counter() - handed_over
                 if token in ending or (text is not None and text.stop_string is not None):
                     finish = "stop"
                     break
+        except _ClosedEarlyError:
+            text = None
         finally:
             ticks.close()
         timings = _timings(stats, perf_counter() - start - paused, len(committed))
         rest = text.flush() if text is not None else ""
         if rest:
             written.append(rest)
-            yield rest
+            with suppress(_ClosedEarlyError):
+                yield rest
         if text is not None and text.stop_string is not None:  # the last characters may have completed one
             finish = "stop"
         return GenerationResult(tuple(committed), "".join(written), finish, len(ids), timings)
@@ -247,8 +265,8 @@ def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = T
     """
     if threads is None:
         threads = available_cores()
-    if threads < 1:
-        raise MisuseError(f"threads is {threads}; it must be an integer from 1 up")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise MisuseError(f"threads is {threads!r}; it must be an integer from 1 up")
     bundle = open_bundle(path, check_hashes)
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
@@ -264,6 +282,8 @@ def available_cores() -> int:
 
 def _timings(stats: DecodeStats, seconds: float, new_tokens: int) -> Timings:
     decode = seconds - stats.prefill_seconds
+    if new_tokens == 1:  # nothing was decoded
+        return Timings(stats.prefill_seconds, decode, tokens_per_second=0.0, host_share=0.0, ticks=0)
     return Timings(
         prefill_seconds=stats.prefill_seconds,
         decode_seconds=decode,
