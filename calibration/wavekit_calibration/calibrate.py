@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from wavekit_engines.checkpoint import open_checkpoint
 
 from wavekit_calibration.choose import Choice, candidate_boundaries, choose
 from wavekit_calibration.errors import CalibrationPausedError
@@ -35,6 +34,7 @@ from wavekit_calibration.summary import Findings, Origin, summarise
 from wavekit_calibration.texts import EncodedPrompts, complete_texts, encode_prompts
 from wavekit_calibration.token_filter import keep_tokens
 from wavekit_calibration.writer import Writer, transformers_writer
+from wavekit_engines.checkpoint import open_checkpoint
 
 WriterFactory = Callable[[Decoder], Writer]
 
@@ -155,7 +155,9 @@ def _sample(texts: Sequence[Text], settings: MeasureSettings) -> PositionSample:
 def _costs(decoder: Decoder, settings: SelectSettings) -> StageCosts:
     layers = settings.layer_costs or (1.0,) * decoder.num_layers
     head = decoder.head_in_layers if settings.head_cost is None else settings.head_cost
-    return StageCosts(tuple(layers), head)
+    costs = StageCosts(tuple(layers), head)
+    costs.check_layers(decoder.num_layers)
+    return costs
 
 
 def _key(origin: Origin, settings: MeasureSettings) -> dict[str, Any]:

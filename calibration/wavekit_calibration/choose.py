@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from wavekit_engines.errors import MisuseError
 
 from wavekit_calibration.bootstrap import Bootstrap, bootstrap_sets
 from wavekit_calibration.compartments import segment
@@ -29,6 +28,7 @@ from wavekit_calibration.selection import (
 from wavekit_calibration.sets import ROUNDING, BeamCheck, BoundarySet, Lead, ScoredSet, SetRow
 from wavekit_calibration.settings import SelectSettings
 from wavekit_calibration.statistics import Statistics
+from wavekit_engines.errors import MisuseError
 
 CHEAP_SETS = 500
 """Exhaustive search by eigenvalues is made unasked up to so many sets."""

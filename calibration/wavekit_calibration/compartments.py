@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
 from wavekit_engines.errors import MisuseError
 
 

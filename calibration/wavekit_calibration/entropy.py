@@ -24,10 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from wavekit_engines.errors import MisuseError
 
-from wavekit_calibration.errors import TooFewTokensError
 from wavekit_calibration.sets import BoundarySet
+from wavekit_engines.errors import MisuseError
 
 
 def normalise_rows(states: torch.Tensor) -> torch.Tensor:
@@ -50,13 +49,12 @@ def normalise_rows(states: torch.Tensor) -> torch.Tensor:
 def gram(rows: torch.Tensor) -> torch.Tensor:
     """K / tr(K) with K = Z Z^T: [n, D] -> [n, n], trace 1. Negative entries are kept: they are part of K.
 
-    Raises:
-        TooFewTokensError: every row is zero, so the states carry no information to measure.
+    Rows that are all zero (every token had the same state) count as n times the same direction: entropy 0.
     """
     product = rows @ rows.T
     trace = product.diagonal().sum(dtype=torch.float64)
     if float(trace) <= 0.0:
-        raise TooFewTokensError("all sampled tokens have the same hidden state; give more varied prompts")
+        return torch.full_like(product, 1.0 / len(rows))
     return product / trace.to(product.dtype)
 
 

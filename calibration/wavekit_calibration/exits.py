@@ -25,6 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
 from wavekit_engines.errors import MisuseError
 
 
@@ -48,6 +49,15 @@ class StageCosts:
     def plain(self) -> float:
         """Cost of one plain decoding step."""
         return sum(self.layers) + self.head
+
+    def check_layers(self, num_layers: int) -> None:
+        """Refuse costs that belong to another model.
+
+        Raises:
+            MisuseError: there is not one cost a layer.
+        """
+        if len(self.layers) != num_layers:
+            raise MisuseError(f"the model has {num_layers} layers and the layer costs name {len(self.layers)}")
 
     def tick(self, exits: tuple[int, ...]) -> float:
         """Cost of the slowest stage of the given stage ends."""
@@ -105,8 +115,7 @@ def best_exits(agrees: NDArray[np.bool_], ready: NDArray[np.float64], costs: Sta
         MisuseError: more stages than layers, or costs for another number of layers.
     """
     num_layers = len(ready) - 1
-    if len(costs.layers) != num_layers:
-        raise MisuseError(f"the model has {num_layers} layers and the layer costs name {len(costs.layers)}")
+    costs.check_layers(num_layers)
     if not 1 <= stages <= num_layers:
         raise MisuseError(f"cannot make {stages} stages of {num_layers} layers")
     before = np.concatenate([[0.0], np.cumsum(costs.layers)])

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from wavekit_engines.errors import CheckpointError, MisuseError, UnsupportedModelError
 
 from wavekit_calibration.errors import NonFiniteStatesError
 from wavekit_calibration.prompts import Message, Prompt
+from wavekit_engines.errors import CheckpointError, MisuseError, UnsupportedModelError
 
 _NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, pairwise
 
-from wavekit_engines.errors import MisuseError
-
 from wavekit_calibration.sets import ROUNDING, BoundarySet, ScoredSet
+from wavekit_engines.errors import MisuseError
 
 Scorer = Callable[[Sequence[BoundarySet]], list[float]]
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wavekit_engines.errors import MisuseError
-
 from wavekit_calibration.sets import BoundarySet
 from wavekit_calibration.token_filter import FilterRule
+from wavekit_engines.errors import MisuseError
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
+
 from wavekit_engines.errors import MisuseError
 
 Unfinished = Literal["refuse", "resume", "restart"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from wavekit_engines.errors import MisuseError
 
 from wavekit_calibration.errors import TooFewTokensError
+from wavekit_engines.errors import MisuseError
 
 LEAST_TOKENS = 4
 """Debiased CKA does not exist for fewer."""

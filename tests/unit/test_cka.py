@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_calibration.cka import HsicMean, debiased_cka, hsic_terms
 from wavekit_calibration.errors import TooFewTokensError
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from wavekit_calibration.entropy import (
     PurityScorer,
     SpectrumScorer,
@@ -19,7 +20,6 @@ from wavekit_calibration.entropy import (
     next_token_entropy,
     normalise_rows,
 )
-from wavekit_calibration.errors import TooFewTokensError
 from wavekit_engines.errors import MisuseError
 
 ALPHAS = [0.5, 0.999, 1.0, 1.001, 2.0, 5.0]
@@ -162,9 +162,8 @@ def test_rows_are_centred_and_of_length_one() -> None:
     assert float(gram(torch.from_numpy(rows)).trace()) == pytest.approx(1.0)
 
 
-def test_identical_tokens_are_refused() -> None:
-    with pytest.raises(TooFewTokensError, match="same hidden state"):
-        gram(normalise_rows(torch.ones(5, 3)))
+def test_identical_tokens_have_no_entropy() -> None:
+    assert matrix_entropy(gram(normalise_rows(torch.full((5, 3), 0.1)))) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from wavekit_calibration.errors import TooFewTokensError
 from wavekit_calibration.exits import StageCosts, best_exits, even_exits, plan_for
 from wavekit_calibration.readiness import measure_readiness

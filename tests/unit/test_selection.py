@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_calibration.bootstrap import bootstrap_sets, draw_counts
 from wavekit_calibration.choose import Choice, choose
 from wavekit_calibration.compartments import segment

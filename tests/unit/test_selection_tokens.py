@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_calibration.errors import TooFewTokensError
 from wavekit_calibration.sample import sample_positions
 from wavekit_calibration.token_filter import FilterRule, keep_tokens

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from wavekit_engines.errors import MisuseError
 
 from wavekit.commands.progress import Progress
+from wavekit_engines.errors import MisuseError
 
 _SHOWN = 5
 _PATH = click.Path(path_type=Path)
@@ -64,6 +64,7 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
         raise MisuseError(f"{out} is not a folder to write to; choose another -o")
     try:
         import torch
+
         from wavekit_calibration.calibrate import calibrate as run
     except ImportError as error:
         raise MisuseError(
