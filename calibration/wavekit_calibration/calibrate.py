@@ -35,6 +35,7 @@ from wavekit_calibration.texts import EncodedPrompts, complete_texts, encode_pro
 from wavekit_calibration.token_filter import keep_tokens
 from wavekit_calibration.writer import Writer, transformers_writer
 from wavekit_engines.checkpoint import open_checkpoint
+from wavekit_engines.errors import MisuseError
 
 WriterFactory = Callable[[Decoder], Writer]
 
@@ -92,7 +93,7 @@ def _calibrate(job: Job, progress: Progress, make_writer: WriterFactory, begun: 
     encoded = encode_prompts(tokenizer, job.prompts, job.measure, context)
     decoder.check(encoded.token_ids[0])
 
-    job.out.mkdir(parents=True, exist_ok=True)
+    _make_folder(job.out)
     origin = Origin(checkpoint.name, checkpoint.digest(), job.prompts, _prompts_digest(job.prompts), job.command)
     state = RunState(job.out / "state", _key(origin, job.measure), job.unfinished)
     writer = make_writer(decoder)
@@ -140,7 +141,8 @@ def _analyse(
 def _statistics_and_choice(
     job: Job, arrays: MeasuredArrays, kept: NDArray[np.int64], sequence_of: NDArray[np.int64], progress: Progress
 ) -> tuple[Statistics, Choice]:
-    device = torch.device("cpu" if job.device == "auto" else job.device)
+    # float64 sums and eigenvalues are not there on every kind of device
+    device = torch.device(job.device if job.device.startswith("cuda") else "cpu")
     with torch.inference_mode():
         grams = gram_stack(arrays.rows, kept, device, progress)
         statistics = compute_statistics(grams, job.select.alpha, progress)
@@ -150,6 +152,13 @@ def _statistics_and_choice(
 def _sample(texts: Sequence[Text], settings: MeasureSettings) -> PositionSample:
     ranges = [t.eligible(settings.positions, settings.skip_first) for t in texts]
     return sample_positions(ranges, settings.sample_tokens, settings.seed)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MisuseError(f"cannot write to {folder}: {error.strerror}; choose another -o") from None
 
 
 def _costs(decoder: Decoder, settings: SelectSettings) -> StageCosts:

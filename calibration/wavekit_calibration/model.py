@@ -56,8 +56,7 @@ class Decoder:
     @property
     def input_device(self) -> torch.device:
         """Where token ids go in; a sharded model has several devices."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        return _device_of(self.model.get_input_embeddings())
 
     @property
     def head_in_layers(self) -> float:
@@ -67,8 +66,7 @@ class Decoder:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Final norm and head on residual states [P, D]: [P, V] float32."""
-        weight = self.head.weight
-        normed = self.norm(states.to(device=weight.device, dtype=weight.dtype))  # type: ignore[arg-type]
+        normed = self.norm(states.to(device=_device_of(self.head), dtype=self.model.dtype))
         logits: torch.Tensor = self.head(normed).float() * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
@@ -99,6 +97,12 @@ class Decoder:
         if float((ours - whole).abs().max()) > tolerance * max(1.0, float(whole.abs().max())):
             kind = type(self.model).__name__
             raise UnsupportedModelError(f"{kind} does more between its last layer and its logits than wavekit knows")
+
+
+def _device_of(module: Any) -> torch.device:
+    """Where a module computes; weights that accelerate keeps elsewhere (meta) are brought to the processor."""
+    device: torch.device = module.weight.device
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def check_finite(boundary: int, states: torch.Tensor) -> None:

@@ -168,7 +168,7 @@ def _measured(found: Calibration) -> str:
         "Model": f"{model.name} ({model.architecture}), {model.num_layers} layers of width {model.hidden_size}, "
         f"{model.vocab_size} tokens, {model.dtype}; checkpoint {model.checkpoint_digest[:16]}",
         "Prompts": f"{source.prompts}: {source.prompts_used} used, {source.prompts_too_long} too long, "
-        f"{source.prompts_not_drawn} not drawn, {len(source.left_out)} unreadable",
+        f"{source.prompts_not_drawn} not drawn, {source.lines_left_out} lines left out",
         "Answers": f"{answers}, up to {measure.max_new_tokens} tokens",
         "Tokens": f"{source.tokens_read} read; {source.tokens_sampled} of {source.positions_eligible} positions in the "
         f"{where} sampled; kept: {_filter(found)} ({source.tokens_kept} tokens, "
@@ -179,7 +179,7 @@ def _measured(found: Calibration) -> str:
         "Command": made.command or "called as a library",
     }
     lines = [f"<li><strong>{name}:</strong> {html.escape(text)}</li>" for name, text in facts.items()]
-    unusable = [f"<li>line {line.line}: {html.escape(line.reason)}</li>" for line in source.left_out[:20]]
+    unusable = [f"<li>line {line.line}: {html.escape(line.reason)}</li>" for line in source.left_out]
     return f"<ul>{''.join(lines)}</ul>" + (f"<p>Left out:</p><ul>{''.join(unusable)}</ul>" if unusable else "")
 
 

@@ -68,8 +68,10 @@ class Measured:
     prompts_used: int
     prompts_too_long: int
     prompts_not_drawn: int
-    left_out: tuple[LeftOut, ...]
+    lines_left_out: int
     """Lines of the prompt file that could not be used."""
+    left_out: tuple[LeftOut, ...]
+    """The first 20 of them."""
     tokens_read: int
     positions_eligible: int
     tokens_sampled: int

@@ -69,7 +69,17 @@ def test_broken_lines_are_told_and_the_rest_is_used(model: Path, tmp_path: Path)
     found = load_calibration(tmp_path / "cal")
     assert found.measured.prompts_used == 8
     assert [line.line for line in found.measured.left_out] == [9]
+    assert found.measured.lines_left_out == 1
     assert "line 9: not JSON" in (tmp_path / "cal" / "report.html").read_text("utf-8")
+
+
+def test_of_many_broken_lines_the_first_and_the_last_are_told(model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("{\n" * 30 + '{"prompt": "Hello"}\n')
+    result = run(model, "-o", tmp_path / "cal", "--prompts", prompts, *QUICK, "--max-minutes", 0)
+    told = [line for line in result.stderr.splitlines() if "left out" in line]
+    assert [line.split(" left out")[0] for line in told[:5]] == [f"p.jsonl, line {n}" for n in (1, 2, 3, 4, 30)]
+    assert told[5] == "p.jsonl: 25 more lines left out"
 
 
 @pytest.mark.parametrize(
@@ -100,4 +110,4 @@ def test_a_missing_model_and_an_output_that_is_a_file(model: Path, tmp_path: Pat
     (tmp_path / "file").touch()
     result = run(model, "-o", tmp_path / "file")
     assert isinstance(result.exception, MisuseError)
-    assert "not a folder" in str(result.exception)
+    assert "cannot write to" in str(result.exception)

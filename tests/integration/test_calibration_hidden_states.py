@@ -91,6 +91,14 @@ def test_the_pass_stores_states_entropy_and_lens_of_the_sampled_positions(name: 
             assert lens[slot][-1] == int(logits.argmax())
 
 
+@pytest.mark.parametrize("name", ["qwen3-untied", "gemma2-tied"])
+def test_a_model_in_bfloat16_passes_the_same_check(name: str, tmp_path: Path) -> None:
+    save_calibratable(name, tmp_path)
+    decoder, _ = open_decoder(str(tmp_path), dtype="bfloat16")
+    decoder.check(TEXTS[0])
+    assert captured(decoder, TEXTS[:1])[0][2].dtype == torch.bfloat16
+
+
 def test_a_model_that_changes_its_logits_in_another_way_is_refused(tmp_path: Path) -> None:
     model = save_tiny("llama-untied", tmp_path)
     plain = model.forward

@@ -3,15 +3,20 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wavekit.commands.progress import Progress
 from wavekit_engines.errors import MisuseError
 
-_SHOWN = 5
+if TYPE_CHECKING:
+    from wavekit_calibration.calibrate import Job
+    from wavekit_calibration.prompts import LeftOut
+
+_SHOWN = 4
 _PATH = click.Path(path_type=Path)
 
 
@@ -60,8 +65,6 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
     """
     if options["resume"] and options["restart"]:
         raise MisuseError("--resume and --restart exclude each other")
-    if (out / "calibration.json").is_dir() or out.is_file():
-        raise MisuseError(f"{out} is not a folder to write to; choose another -o")
     try:
         import torch
 
@@ -85,7 +88,7 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
     click.echo(f"next: wavekit export {shlex.quote(model)} --calibration {shlex.quote(str(out))} -o bundle")
 
 
-def _job(model: str, out: Path, options: dict[str, Any]) -> Any:
+def _job(model: str, out: Path, options: dict[str, Any]) -> "Job":
     from wavekit_calibration.calibrate import Job
     from wavekit_calibration.prompts import read_prompts, shipped_prompts
     from wavekit_calibration.selection import parse_set
@@ -140,11 +143,13 @@ def _read_costs(file: Path | None) -> tuple[tuple[float, ...] | None, float | No
         ) from None
 
 
-def _tell_left_out(name: str, left_out: Any) -> None:
-    for line in left_out[:_SHOWN]:
+def _tell_left_out(name: str, left_out: Sequence["LeftOut"]) -> None:
+    """The first few lines and the last, where a file that is cut off ends."""
+    hidden = left_out[_SHOWN:-1]
+    for line in (*left_out[:_SHOWN], *left_out[_SHOWN:][-1:]):
         click.echo(f"{name}, line {line.line} left out: {line.reason}", err=True)
-    if len(left_out) > _SHOWN:
-        click.echo(f"{name}: {len(left_out) - _SHOWN} more lines left out", err=True)
+    if hidden:
+        click.echo(f"{name}: {len(hidden)} more lines left out", err=True)
 
 
 class _Steps:
