@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 import wavekit
 from wavekit.commands import extras
 from wavekit.commands.demo_comparison import Text, compare, write_in_turn
@@ -126,7 +127,7 @@ def test_a_different_token_fails_unless_it_is_a_numeric_tie() -> None:
     wrong, tie, rounded = row(ours, theirs, 0.2), row(ours, theirs, 4e-4), row(ours, theirs, 0.2, exact=False)
     assert "text 2 is not that of transformers from token 3 on" in str(failure([wrong]))
     assert failure([tie]) is None
-    assert any("numeric tie" in line for line in notes([tie], 2, 2, 1))
+    assert any("numeric tie" in line for line in notes([tie], texts=2, planned=2, threads=1, busy=False))
     assert failure([rounded]) is None
     assert wrong.comparison.leading == 5
 

@@ -1,5 +1,6 @@
 """``wavekit demo``: the main job on a small real model, beside transformers."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +10,18 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
-from wavekit_engines.errors import WavekitError
 
 from wavekit.commands.demo_comparison import Text, Write, compare, write_in_turn
 from wavekit.commands.demo_model import PACKAGE, fetch_model, kept_model
 from wavekit.commands.demo_report import Row, duration, failure, notes, result_table, shown_text
 from wavekit.commands.extras import require
 from wavekit.commands.progress import progress
+from wavekit_engines.errors import WavekitError
 
 if TYPE_CHECKING:
-    from wavekit_engines.quantization import Precision
-
+    from wavekit.commands.demo_reference import Reference
     from wavekit.llm import LLM
+    from wavekit_engines.quantization import Precision
 
 PROMPTS = (
     "Explain in two sentences why the sky is blue.",
@@ -31,9 +32,10 @@ PROMPTS = (
     "Write a polite email asking for the 2024 report by 5 pm on 12 March.",
 )
 _SHOWN = 2
+_REFERENCE = "transformers"
 _NEW_TOKENS = 64
 _QUICK_PROMPTS, _QUICK_NEW_TOKENS = 2, 24
-_WRITING_SECONDS = 150.0  # no new round is begun after this, so that the demo ends in time on any machine
+_SECONDS = 200.0  # no new round is begun after this, so that the demo ends in time on a slow machine too
 _MOST_THREADS = 4  # more do not help a model of this size
 
 
@@ -88,19 +90,28 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     require("demo", "torch", "transformers", "accelerate", "gguf", "onnx_ir", "ml_dtypes", "onnxruntime")
     from wavekit.llm import available_cores
 
-    start = monotonic()
+    start, busy = monotonic(), os.getloadavg()[0] > available_cores()
     threads = threads or min(available_cores(), _MOST_THREADS)
+    prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
     model = _fetch(output)
     sizes = _export(model, output)
-    rows, texts = _write(model, output, sizes, threads, quick)
-    click.echo("\n".join(["", *texts, f"In all {duration(monotonic() - start)}.", ""]))
+    llms, reference = _open(model, output, threads)
+    ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
+    rounds = _write(llms, reference, ids, new_tokens, start + _SECONDS)
+    theirs = [texts[_REFERENCE] for texts in rounds]
+    rows = []
+    for export, count in zip(EXPORTS, sizes, strict=True):
+        comparison = compare([texts[export.name] for texts in rounds], theirs, ids, reference.margin)
+        rows.append(Row(export.label, export.precision == "fp32", count, comparison))
+    click.echo("\n" + result_table(rows, 1 / median(text.token_seconds for text in theirs)))
+    click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
+    for prompt, text in zip(prompts[:_SHOWN], (texts[EXPORTS[0].name] for texts in rounds), strict=False):
+        click.echo("\n" + shown_text(prompt, _decoded(llms[0], text), len(text.token_ids) == new_tokens))
+    click.echo(f"\nIn all {duration(monotonic() - start)}.")
     problem = failure(rows)
     if problem is not None:
         raise WavekitError(problem)
-    bundle = shlex.quote(str(output / EXPORTS[0].name))
-    click.echo(f'next: wavekit generate {bundle} --chat "Who was Ada Lovelace?"')
-    click.echo(f"      wavekit inspect {shlex.quote(str(output / EXPORTS[1].name))}")
-    click.echo(f"      wavekit export {shlex.quote(str(model))} -o my-bundle --precision int8 --stages 3")
+    _next_steps(model, output)
 
 
 def _step(number: int, what: str) -> None:
@@ -139,41 +150,27 @@ def _export(model: Path, output: Path) -> list[int]:
     return sizes
 
 
-def _write(model: Path, output: Path, sizes: Sequence[int], threads: int, quick: bool) -> tuple[list[Row], list[str]]:
-    """Open all engines, let them write in turn, and compare; returns the rows and what is to be printed."""
+def _open(model: Path, output: Path, threads: int) -> "tuple[list[LLM], Reference]":
     import wavekit
     from wavekit.commands.demo_reference import Reference
 
-    prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
     _step(_STEPS - 1, "opening the bundles, and the GGUF file in transformers (slow)")
     llms = [wavekit.load(output / export.name, threads=threads) for export in EXPORTS]
-    reference = Reference(model, threads, llms[0].manifest.generation.stop_token_ids)
-    _step(_STEPS, f"writing {len(prompts)} texts of up to {new_tokens} tokens with each, in turn")
-    ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
-    engines: dict[str, Write] = {"transformers": reference.write}
+    return llms, Reference(model, threads, llms[0].manifest.generation.stop_token_ids)
+
+
+def _write(
+    llms: "Sequence[LLM]", reference: "Reference", ids: Sequence[Sequence[int]], new_tokens: int, deadline: float
+) -> list[dict[str, Text]]:
+    """The texts of every engine, by its name, for each prompt, or for those begun before the deadline."""
+    _step(_STEPS, f"writing {len(ids)} texts of up to {new_tokens} tokens with each, in turn")
+    engines: dict[str, Write] = {_REFERENCE: reference.write}
     engines |= {export.name: _writer(llm) for export, llm in zip(EXPORTS, llms, strict=True)}
-    rounds = _rounds(engines, ids, new_tokens)
-    theirs = [texts["transformers"] for texts in rounds]
-    rows = []
-    for export, count in zip(EXPORTS, sizes, strict=True):
-        texts = [texts[export.name] for texts in rounds]
-        comparison = compare(texts, theirs, ids, reference.margin)
-        rows.append(Row(export.label, export.precision == "fp32", count, comparison))
-    speed = 1 / median(text.token_seconds for text in theirs)
-    shown = [
-        _shown(llms[0], prompt, texts[EXPORTS[0].name], new_tokens)
-        for prompt, texts in zip(prompts[:_SHOWN], rounds, strict=False)
-    ]
-    return rows, [result_table(rows, speed), "", *notes(rows, len(rounds), len(prompts), threads), "", *shown]
-
-
-def _rounds(engines: dict[str, Write], ids: Sequence[Sequence[int]], new_tokens: int) -> list[dict[str, Text]]:
-    """A round for each prompt, or as many as a slow machine writes in time."""
-    start, rounds = monotonic(), []
+    rounds = []
     with progress("writing") as told:
         for texts in write_in_turn(engines, ids, new_tokens, told):
             rounds.append(texts)
-            if monotonic() - start > _WRITING_SECONDS:
+            if monotonic() > deadline:
                 break
     return rounds
 
@@ -186,6 +183,13 @@ def _writer(llm: "LLM") -> Write:
     return write
 
 
-def _shown(llm: "LLM", prompt: str, text: Text, new_tokens: int) -> str:
+def _decoded(llm: "LLM", text: Text) -> str:
     assert llm.tokenizer is not None
-    return shown_text(prompt, llm.tokenizer.decode(text.token_ids), cut=len(text.token_ids) == new_tokens) + "\n"
+    return llm.tokenizer.decode(text.token_ids)
+
+
+def _next_steps(model: Path, output: Path) -> None:
+    bundles = [shlex.quote(str(output / export.name)) for export in EXPORTS]
+    click.echo(f'next: wavekit generate {bundles[0]} --chat "Who was Ada Lovelace?"')
+    click.echo(f"      wavekit inspect {bundles[1]}")
+    click.echo(f"      wavekit export {shlex.quote(str(model))} -o my-bundle --precision int8 --stages 3")

