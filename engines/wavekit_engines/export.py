@@ -200,12 +200,17 @@ def _generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
     packages = ("wavekit", "onnx-ir", "numpy")
     return Provenance(
-        checkpoint=checkpoint.name,
+        checkpoint=_text(checkpoint.name),
         checkpoint_digest=checkpoint.digest(),
-        command=command,
+        command=_text(command),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         versions={name: importlib.metadata.version(name) for name in packages},
     )
+
+
+def _text(name: str) -> str:
+    """A file name as JSON can hold it; those that are not UTF-8 reach Python as lone surrogates."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _estimated_bytes(spec: DecoderSpec, weights: DecoderWeights, options: ExportOptions) -> int:

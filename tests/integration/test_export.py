@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_the_manifest_says_what_made_the_bundle(checkpoint: Path, tmp_path: Path
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(made.created)
     assert datetime.timedelta(seconds=-2) < age < datetime.timedelta(hours=1)
     assert "wavekit" in made.versions
+
+
+def test_names_that_are_not_utf_8_are_told_as_well_as_can_be(checkpoint: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / os.fsdecode(b"m\xff")))
+    command = f"wavekit export {model}"
+    export_bundle(open_checkpoint(model), tmp_path / os.fsdecode(b"b\xff"), ExportOptions(), command=command)
+    made = manifest_of(tmp_path / os.fsdecode(b"b\xff")).provenance
+    assert made.checkpoint == "m\\udcff"
+    assert made.command.endswith("m\\udcff")
 
 
 def test_the_same_export_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
