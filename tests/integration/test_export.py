@@ -13,11 +13,11 @@ import onnx
 import onnxruntime
 import pytest
 from engines import decoded, exported, opened
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiny_models import save_tiny
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
-from wavekit_engines.errors import MisuseError, WavekitError
+from wavekit_engines.errors import CheckpointError, MisuseError, WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.graphs import linear
 
@@ -192,6 +192,25 @@ def test_stop_tokens_are_those_of_the_generation_config_or_else_of_the_model(
     (model / "config.json").write_text(json.dumps(changed))
     manifest = manifest_of(exported(model, tmp_path / "bundle"))
     assert manifest.generation.stop_token_ids == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("weight", ["model.norm", "model.embed_tokens", "lm_head", "model.layers.2.mlp.up_proj"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e5])
+def test_weights_that_are_no_numbers_are_refused(
+    value: float, weight: str, precision: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors[f"{weight}.weight"].flat[3] = value
+    save_file(tensors, model / "model.safetensors")
+    if np.isfinite(value) and precision != "fp16":
+        exported(model, tmp_path / "bundle", precision=precision)
+        return
+    line = "too large for fp16" if precision == "fp16" else "NaN or infinity"
+    with pytest.raises(CheckpointError, match=line):
+        exported(model, tmp_path / "bundle", precision=precision)
+    assert os.listdir(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from wavekit_engines.errors import CheckpointError
 from wavekit_engines.graphs.graph_writer import MICROSOFT, GraphWriter, WeightFile
 from wavekit_engines.quantization import Precision, bits_of, quantize_rows
 
@@ -62,7 +63,7 @@ def row_blocks(rows: Rows) -> Iterator[npt.NDArray[np.float32]]:
 
 def add_vector(file: WeightFile, name: str, rows: Rows, dtype: str) -> None:
     """Store a norm weight or a bias."""
-    file.add(name, dtype, rows.shape, [rows.read().astype(dtype)])
+    file.add(name, dtype, rows.shape, [_converted(rows.read(), name, dtype)])
 
 
 def add_matrix(file: WeightFile, name: str, rows: Rows, form: WeightFormat) -> None:
@@ -70,7 +71,7 @@ def add_matrix(file: WeightFile, name: str, rows: Rows, form: WeightFormat) -> N
     if bits_of(form.precision) is not None:
         _add_quantized(file, name, rows, form)
     else:
-        transposed = np.ascontiguousarray(rows.read().T).astype(form.compute_dtype, copy=False)
+        transposed = _converted(np.ascontiguousarray(rows.read().T), name, form.compute_dtype)
         file.add(name, form.compute_dtype, transposed.shape, [transposed])
 
 
@@ -80,7 +81,21 @@ def add_table(file: WeightFile, name: str, rows: Rows, form: WeightFormat) -> No
         _add_quantized(file, name, rows, form)
     else:
         dtype = form.compute_dtype
-        file.add(name, dtype, rows.shape, (block.astype(dtype, copy=False) for block in row_blocks(rows)))
+        file.add(name, dtype, rows.shape, (_converted(block, name, dtype) for block in row_blocks(rows)))
+
+
+def _converted(values: npt.NDArray[np.float32], name: str, dtype: str) -> npt.NDArray[np.generic]:
+    with np.errstate(over="ignore"):
+        converted: npt.NDArray[np.generic] = values.astype(dtype, copy=False)
+    _check_finite(converted, name)
+    return converted
+
+
+def _check_finite(values: npt.NDArray[np.generic], name: str) -> None:
+    """Raises CheckpointError: one such weight makes NaN of every logit."""
+    if not np.isfinite(values).all():
+        reason = "values too large for fp16" if values.dtype == np.float16 else "NaN or infinity: its file is damaged"
+        raise CheckpointError(f"the weight {name} holds {reason}; export with another precision or another checkpoint")
 
 
 def _add_quantized(file: WeightFile, name: str, rows: Rows, form: WeightFormat) -> None:
@@ -92,6 +107,7 @@ def _add_quantized(file: WeightFile, name: str, rows: Rows, form: WeightFormat) 
 
     def values() -> Iterator[npt.NDArray[np.uint8]]:
         for block in row_blocks(rows):
+            _check_finite(block, name)
             quantized = quantize_rows(block, bits, form.block_size)
             scales.append(quantized.scales)
             yield quantized.values
