@@ -246,7 +246,7 @@ def test_a_bad_parameter_is_named_at_once(options: dict, named: str, llm: LLM) -
         llm.stream("Hello", **options)
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2", 5000, 2**40])
 def test_a_bad_number_of_threads_is_named(threads: object, checkpoint: Path) -> None:
     with pytest.raises(MisuseError, match="threads"):
         wavekit.load(checkpoint, threads=threads)

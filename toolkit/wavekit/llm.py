@@ -28,6 +28,8 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 FinishReason = Literal["stop", "length"]
 
+_MOST_THREADS = 1024  # beyond any use, and ONNX Runtime does start as many as it is told to
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -260,13 +262,13 @@ def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = T
         check_hashes: compare every file with its hash in the manifest, not only its size.
 
     Raises:
-        MisuseError: ``path`` is no bundle, or ``threads`` is below 1.
+        MisuseError: ``path`` is no bundle, or ``threads`` is no number of threads.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
     if threads is None:
         threads = available_cores()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise MisuseError(f"threads is {threads!r}; it must be an integer from 1 up")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
+        raise MisuseError(f"threads is {threads!r}; it must be an integer from 1 to {_MOST_THREADS}")
     bundle = open_bundle(path, check_hashes)
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
