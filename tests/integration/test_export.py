@@ -12,16 +12,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command_line import save_text_model
 from engines import decoded, exported, opened
 from safetensors.numpy import load_file, save_file
 from tiny_models import save_tiny
+
+from wavekit.commands.progress import Progress
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import CheckpointError, MisuseError, WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.graphs import linear
-
-from command_line import save_text_model
 
 PAGE = 4096
 PRECISIONS = [("fp32", None), ("fp16", None), ("int8", None), ("int4", None), ("int4", "fp32"), ("fp32", "int4")]
@@ -168,6 +169,17 @@ def test_progress_counts_up_to_the_whole(checkpoint: Path, tmp_path: Path) -> No
     counts = [done for _, done, _ in told]
     assert counts == sorted(counts)
     assert {total for _, _, total in told} == {told[-1][1]}
+
+
+def test_a_progress_line_says_how_long_it_takes_once_that_can_be_known(capfd: pytest.CaptureFixture[str]) -> None:
+    line = Progress("exporting", enabled=True)
+    line("vocabulary", 0, 4)
+    line("hashing", 4, 4)
+    line.clear()
+    _, first, last, cleared = capfd.readouterr().err.split("\r\033[K")
+    assert first.endswith("] vocabulary")
+    assert last.endswith("] hashing, 0 s left")
+    assert cleared == ""
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ class Progress:
             return
         self._shown = now
         filled = _WIDTH * done // max(total, 1)
-        left = (now - self._start) / done * (total - done) if done else 0.0
+        left = f", {(now - self._start) / done * (total - done):.0f} s left" if done else ""
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        click.echo(f"\r\033[K{self._label} [{bar}] {what}, {left:.0f} s left", err=True, nl=False)
+        click.echo(f"\r\033[K{self._label} [{bar}] {what}{left}", err=True, nl=False)
 
     def clear(self) -> None:
         """Remove the line."""
