@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_models import save_tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from wavekit.commands.main import run
 
 COMMAND = Path(sys.executable).with_name("wavekit")

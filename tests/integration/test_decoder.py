@@ -10,6 +10,7 @@ import torch
 import transformers
 from engines import decoded, exported, greedy, opened
 from tiny_models import CONTEXT, VOCABULARY, save_tiny
+
 from wavekit.decoder import Decoder
 from wavekit.sequence_workers import SequenceWorkers, switches_to_long
 from wavekit_engines.errors import ContextLengthError, MisuseError

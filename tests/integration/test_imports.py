@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import wavekit
 from command_line import assert_one_line, environment, save_text_model
-
 from engines import exported
+
+import wavekit
 
 ABSENT = ("torch", "transformers", "accelerate", "onnx", "onnx_ir", "ml_dtypes", "gguf", "huggingface_hub", "tensorrt")
 BLOCKER = f"""

@@ -13,12 +13,12 @@ from pathlib import Path
 import onnx_ir
 import pytest
 from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit
+from engines import decoded, exported, opened
+
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.graphs.graph_writer import WeightFile
-
-from engines import decoded, exported, opened
 
 
 @pytest.fixture(scope="module")

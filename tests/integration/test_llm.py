@@ -7,13 +7,13 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
-import wavekit
+from command_line import byte_tokenizer, save_text_model
 from engines import exported
 from tiny_models import CONTEXT, VOCABULARY
+
+import wavekit
 from wavekit.llm import LLM, GenerationResult
 from wavekit_engines.errors import ContextLengthError, MisuseError
-
-from command_line import byte_tokenizer, save_text_model
 
 SAMPLED = {"temperature": 1.5, "top_k": 100, "top_p": 0.95, "min_p": 0.001, "repetition_penalty": 1.1}
 

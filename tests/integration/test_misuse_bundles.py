@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from command_line import assert_one_line, save_text_model, wavekit, wavekit_here
-from wavekit_engines.bundle import FileInfo, Manifest, TensorInfo, decode_manifest, sha256
-
 from engines import exported
+
+from wavekit_engines.bundle import FileInfo, Manifest, TensorInfo, decode_manifest, sha256
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit, wavekit_here
-
 from engines import exported
 
 

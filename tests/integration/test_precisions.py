@@ -15,6 +15,7 @@ import torch
 import transformers
 from engines import decoded, exported, opened
 from tiny_models import VOCABULARY, save_tiny
+
 from wavekit.decoder import Decoder
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.ort_engine import OrtEngine

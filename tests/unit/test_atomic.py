@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from wavekit_engines.atomic import atomic_directory
 from wavekit_engines.errors import MisuseError, WavekitError
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+
 from wavekit_engines.graphs.graph_writer import GraphWriter, WeightFile
 
 

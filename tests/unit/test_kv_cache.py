@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_engines.kv_cache import KVCache
 
 LAYERS, HEADS, HEAD_DIM, CAPACITY, BATCH = 3, 2, 4, 24, 2

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+
 from wavekit_engines.quantization import BLOCK_SIZES, bits_of, dequantize_rows, quantize_rows
 
 BITS = (4, 8)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_engines.errors import MisuseError
 from wavekit_engines.stages import StageRange, even_split, plan_stages
 

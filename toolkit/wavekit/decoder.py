@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from wavekit_engines.bundle import Manifest
-from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.engine import Array, Engine
-from wavekit_engines.errors import ContextLengthError, MisuseError
 
 from wavekit.lattice import Lattice, Node
 from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers, WorkerPool, switches_to_long
 from wavekit.stage_worker import StageWorker
+from wavekit_engines.bundle import Manifest
+from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.engine import Array, Engine
+from wavekit_engines.errors import ContextLengthError, MisuseError
 
 Chooser = Callable[[Array, int], int]
 """The target's choice: logits float32 [V] for a position, and that position, to a token id."""

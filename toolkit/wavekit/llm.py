@@ -13,15 +13,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
 
-from wavekit_engines.bundle import Manifest, open_bundle
-from wavekit_engines.engine import Array
-from wavekit_engines.errors import MisuseError
-from wavekit_engines.ort_engine import OrtEngine
-
 from wavekit.decoder import Decoder, DecodeStats
 from wavekit.sampling import Sampler, SamplingParams, SeenTokens
 from wavekit.streaming import TextStream
 from wavekit.tokenizer import Tokenizer
+from wavekit_engines.bundle import Manifest, open_bundle
+from wavekit_engines.engine import Array
+from wavekit_engines.errors import MisuseError
+from wavekit_engines.ort_engine import OrtEngine
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]] | Sequence[int]
 """Plain text, chat messages for the model's chat template, or token ids."""

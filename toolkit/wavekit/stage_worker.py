@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
+
 from wavekit_engines.bundle import StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Binding, Engine

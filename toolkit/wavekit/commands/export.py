@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
-from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
 from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
 from wavekit.commands.progress import progress
+from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
+from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from wavekit_calibration.result import Calibration

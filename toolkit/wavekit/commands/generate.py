@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import click
-from wavekit_engines.errors import MisuseError
 
 import wavekit
 from wavekit.commands.extras import require
+from wavekit_engines.errors import MisuseError
 
 
 @click.command()

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import click
-from wavekit_engines.bundle import GraphInfo, Manifest, TensorInfo, open_bundle
 
 from wavekit.commands.formatting import millions, size, table
+from wavekit_engines.bundle import GraphInfo, Manifest, TensorInfo, open_bundle
 
 _CACHE = ("key_", "value_")
 
