@@ -15,7 +15,7 @@ from wavekit_engines.errors import WavekitError
 
 from wavekit import __version__
 
-COMMANDS = ("demo", "export", "generate", "inspect")
+COMMANDS = ("demo", "calibrate", "export", "generate", "inspect")
 
 
 class _LazyGroup(click.Group):
@@ -39,6 +39,7 @@ def wavekit() -> None:
 
     \b
     wavekit demo                                   the main job on a small real model
+    wavekit calibrate MODEL -o calibration         measure it: layers to tap, depths worth an exit
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
     """
