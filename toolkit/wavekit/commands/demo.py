@@ -107,7 +107,7 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
     for prompt, text in zip(prompts[:_SHOWN], (texts[EXPORTS[0].name] for texts in rounds), strict=False):
         click.echo("\n" + shown_text(prompt, _decoded(llms[0], text), len(text.token_ids) == new_tokens))
-    click.echo(f"\nIn all {duration(monotonic() - start)}.")
+    click.echo(f"\nIn all {duration(monotonic() - start)}.\n")
     problem = failure(rows)
     if problem is not None:
         raise WavekitError(problem)
@@ -190,6 +190,6 @@ def _decoded(llm: "LLM", text: Text) -> str:
 
 def _next_steps(model: Path, output: Path) -> None:
     bundles = [shlex.quote(str(output / export.name)) for export in EXPORTS]
-    click.echo(f'next: wavekit generate {bundles[0]} --chat "Who was Ada Lovelace?"')
+    click.echo(f'next: wavekit generate {bundles[0]} --chat "What is the capital of France?"')
     click.echo(f"      wavekit inspect {bundles[1]}")
-    click.echo(f"      wavekit export {shlex.quote(str(model))} -o my-bundle --precision int8 --stages 3")
+    click.echo(f"      wavekit export {shlex.quote(str(model))} -o my-bundle --precision int8")

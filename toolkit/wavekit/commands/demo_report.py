@@ -49,12 +49,12 @@ def notes(rows: Sequence[Row], texts: int, planned: int, threads: int, busy: boo
     if texts < planned:
         lines.append(f"Only {texts} of {planned} texts were written: the time was up.")
     if busy or any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
-        lines.append("Other programs kept this machine busy: for the speed, run it again when it is quiet.")
+        lines.append("Other programs kept this machine busy; run it again for the speed.")
     for row in rows:
         ties = [difference for difference in row.comparison.differences if row.exact and difference.is_tie]
         lines += [
-            f"{row.label}: text {tie.prompt + 1} differs from token {tie.position + 1} on, by a numeric tie: "
-            f"transformers' logits of the two tokens are {tie.margin:.0e} apart."
+            f"{row.label}: text {tie.prompt + 1} differs from token {tie.position + 1} on, by a numeric tie\n"
+            f"(in transformers the logits of the two tokens are {tie.margin:.0e} apart)."
             for tie in ties
         ]
     return lines
