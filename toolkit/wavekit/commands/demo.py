@@ -74,7 +74,9 @@ _STEPS = 1 + len(EXPORTS) + 2
     help="Keeps the model and the bundles (1.3 GB).",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), help=f"Of every engine.  [default: all cores, at most {_MOST_THREADS}]"
+    "--threads",
+    type=click.IntRange(min=1),
+    help=f"Of every engine.  [default: all cores, at most {_MOST_THREADS}; 1 on a busy machine]",
 )
 @click.option("--quick", is_flag=True, help="Fewer and shorter texts: a check, not a measurement.")
 def demo(output: Path, threads: int | None, quick: bool) -> None:
@@ -90,8 +92,9 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     require("demo", "torch", "transformers", "accelerate", "gguf", "onnx_ir", "ml_dtypes", "onnxruntime")
     from wavekit.llm import available_cores
 
-    start, busy = monotonic(), os.getloadavg()[0] > available_cores()
-    threads = threads or min(available_cores(), _MOST_THREADS)
+    start = monotonic()
+    busy = os.getloadavg()[0] > available_cores()  # threads that wait for each other then wait for other programs
+    threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
     prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
     model = _fetch(output)
     sizes = _export(model, output)

@@ -48,8 +48,10 @@ def notes(rows: Sequence[Row], texts: int, planned: int, threads: int, busy: boo
     ]
     if texts < planned:
         lines.append(f"Only {texts} of {planned} texts were written: the time was up.")
-    if busy or any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
-        lines.append("Other programs kept this machine busy; run it again for the speed.")
+    if busy:
+        lines.append("Other programs keep this machine busy; run it again when it is quiet.")
+    elif any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):
+        lines.append("The ranges are wide; run it again when nothing else does.")
     for row in rows:
         ties = [difference for difference in row.comparison.differences if row.exact and difference.is_tie]
         lines += [
