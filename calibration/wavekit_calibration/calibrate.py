@@ -78,7 +78,7 @@ def calibrate(
         return _calibrate(job, watched, make_writer, begun)
     except KeyboardInterrupt:
         raise CalibrationPausedError(
-            "interrupted; what is done is kept: give the same command with --resume to go on", interrupted=True
+            "interrupted; what is done is kept: give the same command with --resume to go on"
         ) from None
 
 
@@ -187,7 +187,6 @@ def _with_deadline(progress: Progress | None, begun: float, max_minutes: float |
             raise CalibrationPausedError(
                 f"stopped after {max_minutes:g} minutes while {what} ({done} of {total}); "
                 "give the same command with --resume to go on",
-                interrupted=False,
             )
 
     return report

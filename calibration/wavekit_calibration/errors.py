@@ -20,12 +20,4 @@ class CalibrationFileError(MisuseError):
 
 
 class CalibrationPausedError(WavekitError):
-    """The run stopped on purpose before it was done, and can be resumed.
-
-    ``exit_code`` is 130 after Ctrl-C (the shells' convention) and 75 (try again) when the time allowed was used up.
-    """
-
-    def __init__(self, message: str, *, interrupted: bool) -> None:
-        """Keep the reason as the exit code."""
-        super().__init__(message)
-        self.exit_code = 130 if interrupted else 75
+    """The run stopped on purpose before it was done, by Ctrl-C or out of time, and can be resumed."""

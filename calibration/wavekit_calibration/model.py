@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from wavekit_calibration.errors import NonFiniteStatesError
+from wavekit_calibration.gguf_model import open_gguf
 from wavekit_calibration.prompts import Message, Prompt
+from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import CheckpointError, MisuseError, UnsupportedModelError
 
 _NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -149,21 +151,31 @@ def open_decoder(path: str, device: str = "cpu", dtype: str = "auto") -> tuple[D
     """Open a checkpoint with transformers: the decoder, ready to run, and its tokenizer.
 
     Args:
-        path: a Hugging Face folder, or a repository id where the hub can be reached.
+        path: a Hugging Face folder, a GGUF file, or a repository id where the hub can be reached.
         device: a torch device, or ``auto`` to spread the layers over the devices there are (needs accelerate).
         dtype: float32, bfloat16, float16, or ``auto`` for the checkpoint's own.
 
     Raises:
-        MisuseError: a GGUF file, or no such device.
+        MisuseError: no such device, or a GGUF file to be spread over several.
         CheckpointError: the files cannot be read.
     """
-    if Path(path).is_file():
-        raise MisuseError(f"{path} is a file; calibrate reads Hugging Face folders (config.json and safetensors)")
+    if Path(path).is_file() and device == "auto":
+        raise MisuseError(f"{path} is a GGUF file, which --device auto cannot spread; name one device")
     placement = {"device_map": "auto"} if device == "auto" else {}
     target = None if device == "auto" else usable_device(device)
     if placement and not find_spec("accelerate"):
         raise MisuseError("--device auto needs accelerate: pip install accelerate")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if Path(path).is_file():
+        model, tokenizer = open_gguf(open_checkpoint(path), _DTYPES.get(dtype, torch.float32))
+    else:
+        model, tokenizer = _from_pretrained(path, dtype, placement)
+    if target is not None:
+        model.to(target)
+    return take_apart(model.eval()), tokenizer
+
+
+def _from_pretrained(path: str, dtype: str, placement: dict[str, str]) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     local = Path(path).is_dir()
@@ -176,9 +188,7 @@ def open_decoder(path: str, device: str = "cpu", dtype: str = "auto") -> tuple[D
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path} cannot be opened by transformers: {reason}") from error
-    if target is not None:
-        model.to(target)
-    return take_apart(model.eval()), tokenizer
+    return model, tokenizer
 
 
 @contextmanager

@@ -60,8 +60,12 @@ _PATH = click.Path(path_type=Path)
 def calibrate(model: str, out: Path, **options: Any) -> None:
     """Choose which boundaries of MODEL feed an EAGLE-3 draft head, and which depths are worth an exit.
 
-    MODEL is a Hugging Face folder or, where the hub can be reached, a repository id. The report explains the
-    choice; export takes it with --calibration.
+    MODEL is a Hugging Face folder, a GGUF file or, where the hub can be reached, a repository id. The report explains
+    the choice; export takes it with --calibration.
+
+    \b
+    wavekit calibrate ./SmolLM2-135M-Instruct -o calibration
+    wavekit calibrate ./SmolLM2-135M-Instruct -o calibration --prompts mine.jsonl --size 3 --max-minutes 30
     """
     if options["resume"] and options["restart"]:
         raise MisuseError("--resume and --restart exclude each other")
