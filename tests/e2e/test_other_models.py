@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import wavekit
 from prompts import PROMPTS
 from references import assert_greedy, reference
+
+import wavekit
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.stages import even_split

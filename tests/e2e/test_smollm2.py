@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import wavekit
 from prompts import PROMPTS
 from references import assert_greedy, reference
+
+import wavekit
 from wavekit.llm import LLM
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, export_bundle

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from wavekit.decoder import Decoder
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec
 from wavekit_engines.rope import rope_tables
 from wavekit_engines.weights import DecoderWeights

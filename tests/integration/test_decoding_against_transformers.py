@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import CONTEXT, TINY_MODELS, VOCABULARY, save_tiny
-
 from engines import decoded, exported, opened
+from tiny_models import CONTEXT, TINY_MODELS, VOCABULARY, save_tiny
 
 PROMPT, NEW = 21, 40  # both sides of every window and every original context of the catalogue
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 from numpy_decoder import logits
 from tiny_models import CONTEXT, TINY_MODELS, fill_with_noise, save_tiny
+
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 from wavekit_engines.families import FAMILIES, decoder_spec

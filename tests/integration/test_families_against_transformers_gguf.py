@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy_decoder import logits
 from tiny_models import TINY_MODELS, fill_with_noise
+
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import UnsupportedModelError
 from wavekit_engines.families import decoder_spec

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from tiny_models import TINY_MODELS
+
 from wavekit_engines.families import decoder_spec
 from wavekit_engines.rope import rope_tables
 

@@ -6,14 +6,14 @@ nothing else may differ.
 
 import numpy as np
 import pytest
+from engines import exported, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, save_tiny
+
 from wavekit.decoder import Decoder
 from wavekit.lattice import Lattice, Node
 from wavekit.sequence_workers import SequenceWorkers
-
-from engines import exported, opened
 
 MODELS = ("llama-tied", "gemma3-tied", "qwen3-window", "smollm3-tied")  # windows of 8, layers without rotary
 

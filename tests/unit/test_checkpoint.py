@@ -11,6 +11,7 @@ import pytest
 import safetensors_writer
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import CheckpointError, MisuseError, UnsupportedModelError
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from wavekit_engines.decoder_spec import LayerSpec
 from wavekit_engines.errors import MisuseError, UnsupportedModelError, WavekitError
 from wavekit_engines.families import FAMILIES, decoder_spec

@@ -1,6 +1,7 @@
 """Configurations in the wording of published models: none is refused for a key that changes nothing."""
 
 import pytest
+
 from wavekit_engines.families import decoder_spec
 
 SHAPE = {

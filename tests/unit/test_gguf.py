@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 from wavekit_engines.gguf_file import GgufFile

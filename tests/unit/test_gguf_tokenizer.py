@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
+
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 from wavekit_engines.gguf_tokenizer import special_token_ids, tokenizer_files
 

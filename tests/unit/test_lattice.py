@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit.lattice import Lattice, Node
 
 TOKENS = 4

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from wavekit_engines.decoder_spec import RopeSpec
 from wavekit_engines.rope import rope_tables, scaled_rope
 

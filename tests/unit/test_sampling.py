@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from wavekit.sampling import Sampler, SamplingParams, SeenTokens, uniform
 from wavekit_engines.errors import MisuseError, WavekitError
 

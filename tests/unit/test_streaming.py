@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
+
 from wavekit.chat_template import ChatTemplate
 from wavekit.streaming import StopStrings, TextStream
 from wavekit.tokenizer import Tokenizer

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, TEXTS, byte_level, gemma, llama, unigram, write_folder
 from tokenizers import AddedToken
+
 from wavekit.tokenizer import Tokenizer
 from wavekit_engines.errors import BundleError, MisuseError, UnsupportedModelError
 

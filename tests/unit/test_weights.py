@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 from wavekit_engines.families import decoder_spec
 from wavekit_engines.weights import DecoderWeights

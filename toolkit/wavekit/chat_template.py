@@ -16,6 +16,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from wavekit_engines.errors import MisuseError
 
 # Names under which a message's reasoning arrives; templates read the first, some of them the second.

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from wavekit_engines.errors import MisuseError, WavekitError
 
 Floats = NDArray[np.float32]

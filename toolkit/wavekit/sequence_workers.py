@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+
+from wavekit.stage_worker import HeadWorker, StageWorker
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine
-
-from wavekit.stage_worker import HeadWorker, StageWorker
 
 PREFILL_CHUNK = 512
 LATTICE_ROWS = 64

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from wavekit_engines.errors import BundleError, MisuseError, UnsupportedModelError
 
 from wavekit.chat_template import ChatTemplate
+from wavekit_engines.errors import BundleError, MisuseError, UnsupportedModelError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

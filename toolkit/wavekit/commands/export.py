@@ -39,7 +39,9 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The bundle's directory.")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of the weights.")
 @click.option(
-    "--head-precision", type=click.Choice(PRECISIONS), help="Of the head and the embedding.  [default: int8 with int4, otherwise --precision]"
+    "--head-precision",
+    type=click.Choice(PRECISIONS),
+    help="Of the head and the embedding.  [default: int8 with int4, otherwise --precision]",
 )
 @click.option(
     "--block-size",

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import click
-from wavekit_engines.errors import WavekitError
 
 from wavekit import __version__
+from wavekit_engines.errors import WavekitError
 
 COMMANDS = ("demo", "calibrate", "export", "generate", "inspect")
 
