@@ -19,6 +19,7 @@ from wavekit.commands.demo_comparison import Text, compare, write_in_turn
 from wavekit.commands.demo_model import GGUF
 from wavekit.commands.demo_report import Row, failure, notes
 from wavekit.commands.main import run
+from wavekit_calibration.result import load_calibration
 
 COMMAND = [str(Path(sys.executable).with_name("wavekit")), "demo"]
 
@@ -36,8 +37,8 @@ def test_the_real_model_writes_what_transformers_writes(smollm2_gguf: Path, tmp_
     shutil.copy(smollm2_gguf, tmp_path / GGUF)  # as an earlier demo leaves it; without a network from here on
     done = demo("--quick", "--threads", "1", "--output", str(tmp_path), **only(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 6  # one line a step, nothing of other libraries'
-    for label in ("fp32, 1 stage, 3 taps", "fp32, 5 stages"):
+    assert done.stderr.count("\n") == 7  # one line a step, nothing of other libraries'
+    for label in ("fp32, 1 stage, 3 taps", "fp32, 5 stages, 3 taps"):
         assert re.search(rf"^{label} +\d+ MB +48 of 48 +[\d.]+ +[\d.]+x", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^int4, 1 stage +[\d.]+ MB +\d+ of 48 \*", done.stdout, re.MULTILINE), done.stdout
     manifests = {name: wavekit.load(tmp_path / name, threads=1).manifest for name in ("fp32", "fp32-5-stages", "int4")}
@@ -46,7 +47,10 @@ def test_the_real_model_writes_what_transformers_writes(smollm2_gguf: Path, tmp_
         "fp32-5-stages": 5,
         "int4": 1,
     }
-    assert manifests["fp32"].taps == (2, 15, 27)
+    calibration = load_calibration(tmp_path / "calibration")
+    assert manifests["fp32"].taps == calibration.boundaries
+    assert [stage.last for stage in manifests["fp32-5-stages"].stages] == list(calibration.exits(5))
+    assert (tmp_path / "calibration" / "report.html").is_file()
 
 
 def test_a_registry_without_the_package_is_one_line(tmp_path: Path) -> None:

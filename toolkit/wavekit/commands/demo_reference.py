@@ -15,12 +15,16 @@ from wavekit.commands.demo_comparison import Text
 _QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 
+def quieten() -> None:
+    """Keep transformers' progress bars out of the demo's; to be called before anything imports it."""
+    os.environ.update(_QUIET)
+
+
 class Reference:
     """The model as transformers computes it."""
 
     def __init__(self, gguf: Path, threads: int, stop_token_ids: Sequence[int]) -> None:
         """Read and dequantize the file; takes long, since transformers parses it several times."""
-        os.environ.update(_QUIET)
         import torch
         import transformers
 

@@ -3,9 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wavekit.commands.demo_comparison import TIE, Comparison
 from wavekit.commands.formatting import size, table
+
+if TYPE_CHECKING:
+    from wavekit_calibration.result import Calibration
 
 _TEXT_WIDTH = 76
 _UNEVEN = 2.0  # on a quiet machine the fastest text is less than this many times as fast as the slowest
@@ -19,6 +24,20 @@ class Row:
     exact: bool
     bytes: int
     comparison: Comparison
+
+
+def calibration_summary(calibration: "Calibration", folder: Path) -> str:
+    """What the model's hidden states chose, beside the rule in common use."""
+    layers = calibration.model.num_layers
+    usual = _listed((2, layers // 2, layers - 3))
+    return (
+        f"calibrated on {calibration.measured.tokens_kept} tokens: a draft head is fed best with boundaries "
+        f"{_listed(calibration.boundaries)}\n(EAGLE-3's rule: {usual}); why, with figures: {folder / 'report.html'}"
+    )
+
+
+def _listed(boundaries: Sequence[int]) -> str:
+    return ", ".join(map(str, boundaries))
 
 
 def result_table(rows: Sequence[Row], reference_tokens_per_second: float) -> str:
