@@ -95,8 +95,10 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     wavekit demo --quick --output /tmp/wavekit-demo
     """
     require("demo", "torch", "transformers", "accelerate", "matplotlib", "gguf", "onnx_ir", "onnxruntime")
+    from wavekit.commands.demo_reference import quieten
     from wavekit.llm import available_cores
 
+    quieten()
     start = monotonic()
     busy = os.getloadavg()[0] > available_cores()  # threads that wait for each other then wait for other programs
     threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
