@@ -78,15 +78,23 @@ def test_a_damaged_model_of_an_earlier_demo_is_fetched_anew(tmp_path: Path) -> N
 def test_ctrl_c_while_fetching_leaves_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
-        environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_FIND_LINKS": ""}
-        command = [*COMMAND, "--output", str(tmp_path)]
+        silent.settimeout(60)
+        environment = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_FIND_LINKS": "", "NO_PROXY": "*"}
         with subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+            [*COMMAND, "--output", str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
         ) as process:
-            silent.accept()  # pip asks, and gets no answer
-            assert any(tmp_path.iterdir())
-            os.killpg(process.pid, signal.SIGINT)
-            messages = process.communicate(timeout=60)[1]
+            try:
+                silent.accept()  # pip asks, and gets no answer
+                assert any(tmp_path.iterdir())
+                os.killpg(process.pid, signal.SIGINT)
+                messages = process.communicate(timeout=60)[1]
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     assert process.returncode == 1
     assert messages.splitlines()[-1] == "wavekit: interrupted; nothing half-written was left behind"
     assert list(tmp_path.iterdir()) == []
