@@ -70,7 +70,7 @@ def stored_at(graph: Path) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-@pytest.mark.parametrize(("precision", "bits"), [("fp32", 32), ("fp16", 16), ("int8", 9), ("int4", 5)])
+@pytest.mark.parametrize(("precision", "bits"), [("fp32", 32), ("fp16", 16), ("int8", 9), ("int4", 9)])
 def test_a_tied_table_is_stored_once_and_both_graphs_point_to_it(precision: str, bits: int, tmp_path: Path) -> None:
     save_tiny("llama-tied", tmp_path / "model")
     bundle = exported(tmp_path / "model", tmp_path / "bundle", precision=precision, split=(2,))
