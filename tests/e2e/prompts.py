@@ -28,3 +28,6 @@ _TEXT = [
 
 PROMPTS = [*([{"role": "user", "content": text}] for text in _CHAT), *_TEXT]
 """Chat messages and plain texts."""
+
+TEXTS = [*_CHAT, *_TEXT]
+"""The same as plain texts, for checkpoints without a chat template."""

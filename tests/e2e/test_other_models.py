@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from prompts import PROMPTS
+from prompts import TEXTS
 from references import assert_greedy, reference
 
 import wavekit
@@ -28,13 +28,13 @@ def test_greedy_text_equals_transformers(name: str, request: pytest.FixtureReque
         bundle = tmp_path / str(stages)
         export_bundle(open_checkpoint(str(checkpoint)), bundle, ExportOptions(split=even_split(layers, stages)))
         llm = wavekit.load(bundle, threads=2)
-        prompts = [llm.encode(prompt) for prompt in PROMPTS]
+        prompts = [llm.encode(text) for text in TEXTS]
         written = [llm.generate(ids, max_new_tokens=NEW, stop_token_ids=()).token_ids for ids in prompts]
         if not texts:
             texts = written
-            for ids, text in zip(prompts, texts, strict=True):
-                assert_greedy(model, ids, text)
-            long = [token for ids in prompts for token in ids][:500]
+            for ids, tokens in zip(prompts, texts, strict=True):
+                assert_greedy(model, ids, tokens)
+            long = ([token for ids in prompts for token in ids] * 3)[:500]
             with torch.no_grad():
                 expected = model(torch.tensor([long])).logits[0].numpy()
             assert np.abs(llm.decoder.logits(long) - expected).max() < 2e-3
