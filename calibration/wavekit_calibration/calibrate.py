@@ -21,6 +21,7 @@ from wavekit_calibration.errors import CalibrationPausedError
 from wavekit_calibration.exits import StageCosts
 from wavekit_calibration.measure import Progress, Text, measure
 from wavekit_calibration.model import Decoder, open_decoder
+from wavekit_calibration.parts_check import check_parts
 from wavekit_calibration.prompts import PromptFile
 from wavekit_calibration.readiness import measure_readiness
 from wavekit_calibration.report import write_report
@@ -91,7 +92,7 @@ def _calibrate(job: Job, progress: Progress, make_writer: WriterFactory, begun: 
     costs = _costs(decoder, job.select)
     context = int(getattr(decoder.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
     encoded = encode_prompts(tokenizer, job.prompts, job.measure, context)
-    decoder.check(encoded.token_ids[0])
+    check_parts(decoder, encoded.token_ids[0])
 
     _make_folder(job.out)
     origin = Origin(checkpoint.name, checkpoint.digest(), job.prompts, _prompts_digest(job.prompts), job.command)

@@ -7,18 +7,17 @@ and only the rows asked for are kept, so nothing grows with the length of the te
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from wavekit_calibration.model import Decoder
+from wavekit_calibration.model import Decoder
 
 Sink = Callable[[int, torch.Tensor], None]
 
 
 @torch.inference_mode()
-def capture(decoder: "Decoder", token_ids: torch.Tensor, positions: Sequence[tuple[int, int]], sink: Sink) -> None:
+def capture(decoder: Decoder, token_ids: torch.Tensor, positions: Sequence[tuple[int, int]], sink: Sink) -> None:
     """Run the body of a decoder on a batch and hand over its residual stream at some positions.
 
     Args:

@@ -1,7 +1,7 @@
 """The decoder under measurement, opened by transformers: its layers, its final norm and its head.
 
-Finds the parts by their role, so one file serves every family that transformers knows; `Decoder.check` compares the
-parts put together with the model's own logits and refuses a model whose arithmetic differs. Tokenises prompts with the
+Finds the parts by their role, so one file serves every family that transformers knows; `parts_check` compares them, put
+together, with the model's own logits and refuses a model whose arithmetic differs. Tokenises prompts with the
 checkpoint's chat template. Knows nothing of statistics.
 """
 
@@ -71,34 +71,6 @@ class Decoder:
         normed = self.norm(states.to(device=_device_of(self.head), dtype=self.model.dtype))
         logits: torch.Tensor = self.head(normed).float() * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-
-    @torch.inference_mode()
-    def check(self, token_ids: Sequence[int]) -> None:
-        """Compare the parts with the whole on a short text.
-
-        Raises:
-            NonFiniteStatesError: the logits hold NaN or infinity.
-            UnsupportedModelError: body, norm and head put together do not give the model's logits.
-        """
-        from wavekit_calibration.hidden_states import capture
-
-        ids = torch.tensor([list(token_ids)[:8]])
-        whole = self.model(input_ids=ids.to(self.input_device), use_cache=False).logits[0].float()
-        last: list[torch.Tensor] = []
-
-        def keep_last(boundary: int, states: torch.Tensor) -> None:
-            check_finite(boundary, states)
-            if boundary == self.num_layers:
-                last.append(states)
-
-        capture(self, ids, [(0, t) for t in range(ids.shape[1])], keep_last)
-        ours = self.logits(last[0]).to(whole.device)
-        if not bool(torch.isfinite(whole).all()):
-            raise NonFiniteStatesError("the model's logits are not finite; the checkpoint's head is damaged")
-        tolerance = 1e-3 if whole.dtype == self.model.dtype else 3e-2
-        if float((ours - whole).abs().max()) > tolerance * max(1.0, float(whole.abs().max())):
-            kind = type(self.model).__name__
-            raise UnsupportedModelError(f"{kind} does more between its last layer and its logits than wavekit knows")
 
 
 def _device_of(module: Any) -> torch.device:

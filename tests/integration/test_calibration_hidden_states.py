@@ -12,6 +12,7 @@ from wavekit_calibration.errors import NonFiniteStatesError
 from wavekit_calibration.hidden_states import capture
 from wavekit_calibration.measure import Text, measure
 from wavekit_calibration.model import Decoder, open_decoder, take_apart
+from wavekit_calibration.parts_check import check_parts
 from wavekit_calibration.sample import sample_positions
 from wavekit_calibration.state import RunState
 from wavekit_calibration.writer import transformers_writer
@@ -55,7 +56,7 @@ def test_boundaries_are_transformers_hidden_states(name: str, tmp_path: Path) ->
 def test_norm_and_head_on_the_last_boundary_are_the_models_logits(name: str, tmp_path: Path) -> None:
     model = save_tiny(name, tmp_path)
     decoder = take_apart(model)
-    decoder.check(TEXTS[0])
+    check_parts(decoder, TEXTS[0])
     last = captured(decoder, TEXTS[:1])[0][-1]
     with torch.inference_mode():
         expected = model(torch.tensor(TEXTS[:1])).logits[0]
@@ -95,7 +96,7 @@ def test_the_pass_stores_states_entropy_and_lens_of_the_sampled_positions(name: 
 def test_a_model_in_bfloat16_passes_the_same_check(name: str, tmp_path: Path) -> None:
     save_calibratable(name, tmp_path)
     decoder, _ = open_decoder(str(tmp_path), dtype="bfloat16")
-    decoder.check(TEXTS[0])
+    check_parts(decoder, TEXTS[0])
     assert captured(decoder, TEXTS[:1])[0][2].dtype == torch.bfloat16
 
 
@@ -110,7 +111,7 @@ def test_a_model_that_changes_its_logits_in_another_way_is_refused(tmp_path: Pat
 
     model.forward = forward
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM does more between its last layer and its logits"):
-        take_apart(model).check(TEXTS[0])
+        check_parts(take_apart(model), TEXTS[0])
 
 
 def test_a_model_without_decoder_layers_is_refused() -> None:
@@ -127,7 +128,7 @@ def test_nan_names_the_first_boundary_that_has_it(tmp_path: Path) -> None:
     change_weights(tmp_path, lambda t: t["model.layers.1.mlp.down_proj.weight"].fill_(float("nan")))
     decoder, _ = open_decoder(str(tmp_path))
     with pytest.raises(NonFiniteStatesError, match="boundary 2 are not finite"):
-        decoder.check(TEXTS[0])
+        check_parts(decoder, TEXTS[0])
 
 
 def test_answers_are_greedy_and_end_with_the_end_token(tmp_path: Path) -> None:
