@@ -33,7 +33,7 @@ PROMPTS = (
     "Give me three tips for sleeping better.",
     "Write a polite email asking for the 2024 report by 5 pm on 12 March.",
 )
-_CALIBRATION = "calibration"
+_CALIBRATION, _QUICK_CALIBRATION = "calibration", "calibration-quick"  # a full demo must not take up a quick one's
 _SHOWN = 2
 _REFERENCE = "transformers"
 _NEW_TOKENS = 64
@@ -104,8 +104,9 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
     prompts, new_tokens = (PROMPTS[:_QUICK_PROMPTS], _QUICK_NEW_TOKENS) if quick else (PROMPTS, _NEW_TOKENS)
     model = _fetch(output)
-    calibration = _calibrate(model, output / _CALIBRATION, threads, quick)
-    sizes = _export(model, output, calibration)
+    advice = output / (_QUICK_CALIBRATION if quick else _CALIBRATION)
+    calibration = _calibrate(model, advice, threads, quick)
+    sizes = _export(model, output, advice, calibration)
     llms, reference = _open(model, output, threads)
     ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
     rounds = _write(llms, reference, ids, new_tokens, start + _SECONDS)
@@ -114,7 +115,7 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     for export, count in zip(EXPORTS, sizes, strict=True):
         comparison = compare([texts[export.name] for texts in rounds], theirs, ids, reference.margin)
         rows.append(Row(export.label, export.precision == "fp32", count, comparison))
-    click.echo("\n" + calibration_summary(calibration, output / _CALIBRATION))
+    click.echo("\n" + calibration_summary(calibration, advice))
     click.echo("\n" + result_table(rows, 1 / median(text.token_seconds for text in theirs)))
     click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
     for prompt, text in zip(prompts[:_SHOWN], (texts[EXPORTS[0].name] for texts in rounds), strict=False):
@@ -150,7 +151,7 @@ def _calibrate(model: Path, output: Path, threads: int, quick: bool) -> "Calibra
         return calibrate(model, output, threads, quick, told)
 
 
-def _export(model: Path, output: Path, calibration: "Calibration") -> list[int]:
+def _export(model: Path, output: Path, advice: Path, calibration: "Calibration") -> list[int]:
     """Make the bundles, in place of those of an earlier demo; returns the bytes of each."""
     from wavekit_engines.checkpoint import open_checkpoint
     from wavekit_engines.export import ExportOptions, export_bundle
@@ -168,7 +169,7 @@ def _export(model: Path, output: Path, calibration: "Calibration") -> list[int]:
             split = calibration.exits(export.stages)[:-1]
         taps = calibration.boundaries if export.calibrated else ()
         options = ExportOptions(precision=export.precision, split=split, taps=taps)
-        command = export.command(model, bundle, output / _CALIBRATION)
+        command = export.command(model, bundle, advice)
         with progress("exporting") as told:
             manifest = export_bundle(checkpoint, bundle, options, command=command, replace=True, progress=told)
         sizes.append(sum(file.bytes for file in manifest.files.values()))
