@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -54,7 +55,7 @@ def required_checkpoint(name: str) -> Path:
     """Return a ready-made checkpoint, or skip the test that asks for it."""
     folder = prepared_checkpoint(name)
     if folder is None:
-        pytest.skip(f"WAVEKIT_MODELS has no {name}")
+        pytest.skip(f"WAVEKIT_MODELS has no {name}, which cannot be fetched here: see CONTRIBUTING.md")
     return folder
 
 
@@ -71,6 +72,12 @@ def smollm2_checkpoint() -> Path:
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as the GGUF file (Q4_1) that its package ships; kept in ``.cache``."""
     return smollm2_gguf_file()
+
+
+@pytest.fixture(scope="session")
+def real_checkpoint() -> Callable[[str], Path]:
+    """Find a checkpoint by name, or skip the test that asks for it."""
+    return required_checkpoint
 
 
 @pytest.fixture(scope="session")

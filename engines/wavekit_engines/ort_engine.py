@@ -16,8 +16,7 @@ from wavekit_engines.errors import BundleError, WavekitError
 _CONFIGURATION = {
     # Idle threads let go of the core at the end of a run: the head's session, another stage or the host needs it next.
     "session.force_spinning_stop": "1",
-    # Work is handed out in small blocks, so that a core that was interrupted does not hold up the other. Measured on
-    # two cores: a seventh off an int4 token, nothing either way in fp32.
+    # Work is handed out in small blocks, so that a core that was interrupted does not hold up the other.
     "session.dynamic_block_base": "4",
 }
 

@@ -1,6 +1,5 @@
 """Calibrations of real models with the shipped prompts, for machines that have them."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +11,16 @@ from wavekit_calibration.result import Calibration, load_calibration
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 
-def calibrated(name: str, out: Path) -> Calibration:
+def calibrated(model: Path, out: Path) -> Calibration:
     """Run the command in a process of its own, so that its peak memory is its own."""
-    model = Path(os.environ["WAVEKIT_MODELS"]) / name
-    if not model.is_dir():
-        pytest.skip(f"{name} is not there")
     code = "from wavekit.commands.calibrate import calibrate; calibrate()"
     subprocess.run([sys.executable, "-c", code, str(model), "-o", str(out), "--restart"], check=True)
     return load_calibration(out)
 
 
-def test_smollm2_is_calibrated_twice_alike_in_little_memory(tmp_path: Path) -> None:
-    first, second = calibrated("smollm2-135m", tmp_path / "a"), calibrated("smollm2-135m", tmp_path / "b")
+def test_smollm2_is_calibrated_twice_alike_in_little_memory(tmp_path: Path, real_checkpoint) -> None:
+    model = real_checkpoint("smollm2-135m")
+    first, second = calibrated(model, tmp_path / "a"), calibrated(model, tmp_path / "b")
     assert first.selection.boundaries == second.selection.boundaries
     assert [s.boundaries for s in first.selection.sets] == [s.boundaries for s in second.selection.sets]
     assert first.made_by.peak_memory_mb is not None
@@ -34,7 +31,7 @@ def test_smollm2_is_calibrated_twice_alike_in_little_memory(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["gemma3-270m", "qwen2.5-coder-0.5b"])
-def test_other_families_work_too(name: str, tmp_path: Path) -> None:
-    found = calibrated(name, tmp_path)
+def test_other_families_work_too(name: str, tmp_path: Path, real_checkpoint) -> None:
+    found = calibrated(real_checkpoint(name), tmp_path)
     assert len(found.boundaries) == 3
     assert found.readiness.agreement[-1] == 1.0

@@ -1,7 +1,6 @@
 """The tokenizer against transformers' AutoTokenizer on the same files, and what damaged files say."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -233,11 +232,8 @@ def test_lone_surrogates_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"])
-def test_a_real_checkpoint_gives_the_ids_and_text_of_transformers(name: str) -> None:
-    folder = Path(os.environ["WAVEKIT_MODELS"]) / name
-    if not (folder / "tokenizer.json").is_file():
-        pytest.skip(f"WAVEKIT_MODELS has no {name}")
-    ours, reference = pair(folder)
+def test_a_real_checkpoint_gives_the_ids_and_text_of_transformers(name: str, real_checkpoint) -> None:
+    ours, reference = pair(real_checkpoint(name))
     source = Path(__file__).read_text(encoding="utf-8")
     assert_equal(ours, reference, [*TEXTS, source])
     if reference.chat_template is not None:

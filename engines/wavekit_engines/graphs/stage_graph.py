@@ -4,13 +4,14 @@ A stage runs layers ``first`` to ``last - 1``: from boundary ``first`` (or token
 ``last``, with any boundaries between as extra outputs. The head turns rows of the last boundary into logits; it is a
 graph of its own so that exits can use it too and a prompt's inner rows never pay for it.
 
-Names and shapes, B sequences of S new tokens, T cache rows in use, C rows allocated, n rows for the head:
+Names and shapes, B sequences of S new tokens, C cache rows allocated, n rows for the head; T is at least the
+number of rows in use, the new ones included, and columns beyond them are not read:
 
 ========================  ==========================  =======================================================
 ``token_ids``             int64 [B, S]                first stage only
 ``hidden``                float [B, S, H]             other stages
 ``positions``             int64 [B, S]                rotary positions
-``last_rows``             int32 [B]                   T - 1 of each sequence
+``last_rows``             int32 [B]                   the last row in use, of each sequence
 ``total_rows``            int32 [1]                   T
 ``mask[_<window>]``       float [B or 1, 1, S, T]     added to the scores of layers with that window
 ``rope_<kind>_cos|sin``   float [R, rotary_dim / 2]   R >= T
