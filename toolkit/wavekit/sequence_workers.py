@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from wavekit.stage_worker import HeadWorker, StageWorker
+from wavekit.head_worker import HeadWorker
+from wavekit.stage_worker import StageWorker
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine

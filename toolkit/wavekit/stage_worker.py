@@ -1,4 +1,4 @@
-"""Running one stage, or the head: an engine with the buffers, the cache and the masks of one sequence.
+"""Running one stage: an engine with the buffers, the cache and the masks of one sequence.
 
 A pass is two steps: `StageWorker.load` copies the new rows' inputs in, takes cache rows and lays out the masks;
 `StageWorker.run` runs the engine. Between the two no other worker is involved, so all stages of a tick can be loaded
@@ -173,31 +173,6 @@ class _Mask:
         if window is not None and beyond_window:
             first_seen = row_positions[rows.start : rows.stop, None] - window + 1
             mask[:, : rows.stop][row_positions[None, : rows.stop] < first_seen] = _HIDDEN
-
-
-class HeadWorker:
-    """The final norm and head for up to ``max_rows`` rows at a time."""
-
-    def __init__(self, engine: Engine, spec: DecoderSpec, dtype: str, max_rows: int) -> None:
-        self.engine_seconds = 0.0
-        self._binding = engine.bind()
-        self._hidden = np.zeros((max_rows, spec.hidden_size), dtype)
-        self._logits = np.zeros((max_rows, spec.vocab_size), np.float32)
-        self._bound = 0
-
-    def run(self, hidden: Array) -> Array:
-        """Logits float32 [n, V] for rows [n, H] of the last boundary; overwritten by the next call."""
-        count = len(hidden)
-        self._hidden[:count] = hidden
-        if count != self._bound:
-            self._binding.bind_input("hidden", self._hidden[:count])
-            self._binding.bind_output("logits", self._logits[:count])
-            self._bound = count
-        start = perf_counter()
-        self._binding.run()
-        self.engine_seconds += perf_counter() - start
-        logits: Array = self._logits[:count]
-        return logits
 
 
 def mask_name(window: int | None) -> str:
