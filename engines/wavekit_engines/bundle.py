@@ -2,8 +2,8 @@
 
 ::
 
-    manifest.json       what is here: decoder, stages, tensors, files and their hashes, what made it
-    graphs/*.onnx       one graph a stage, and the head
+    manifest.json       what is here: decoder, stages, draft, tensors, files and their hashes, what made it
+    graphs/*.onnx       one graph a stage, the head, and the draft head where there is one
     graphs/*.weights    their weights (external data); the vocabulary tables are stored once
     tokenizer/          tokenizer.json and its companions, as the checkpoint had them
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.errors import BundleError, MisuseError
 from wavekit_engines.quantization import Precision
 
@@ -60,6 +61,24 @@ class StageInfo:
     first: int
     last: int
     boundaries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftInfo:
+    """A draft head for this decoder.
+
+    ``precision`` is that of its layer, ``head_precision`` of its ``fc`` and head; both have the engine's block size and
+    compute dtype. The graph scores ``top_k`` tokens a row. ``origin`` says what made the head, and ``digest`` is the
+    SHA-256 of its weights as they were before they were stored here.
+    """
+
+    spec: DraftSpec
+    graph: GraphInfo
+    precision: Precision
+    head_precision: Precision
+    top_k: int
+    origin: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,7 @@ class Manifest:
     generation: GenerationDefaults
     files: dict[str, FileInfo]
     provenance: Provenance
+    draft: DraftInfo | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -157,6 +177,7 @@ def open_bundle(path: str | Path, check_hashes: bool = True) -> Bundle:
         raise MisuseError(f"{path} {reason}; make a bundle with `wavekit export MODEL -o {path}`")
     manifest = decode_manifest(file.read_bytes(), str(file))
     _check_stages(manifest, file)
+    _check_draft(manifest, file)
     _check_files(path, manifest.files, check_hashes)
     return Bundle(path, manifest)
 
@@ -198,9 +219,34 @@ def _check_stages(manifest: Manifest, file: Path) -> None:
     missing = sorted({*manifest.taps} - given) + [s.last for s in manifest.stages if s.last not in s.boundaries]
     if missing:
         raise BundleError(f"{file}: no stage puts out boundary {missing[0]}; export it again")
-    for graph in (*(stage.graph for stage in manifest.stages), manifest.head):
+    drafts = (manifest.draft.graph,) if manifest.draft is not None else ()
+    for graph in (*(stage.graph for stage in manifest.stages), manifest.head, *drafts):
         if graph.file not in manifest.files:
             raise BundleError(f"{file} names the graph {graph.file} but no such file; export it again")
+
+
+def _check_draft(manifest: Manifest, file: Path) -> None:
+    if manifest.draft is None:
+        return
+    draft, decoder = manifest.draft.spec, manifest.decoder
+    for what, found, expected in (
+        ("a hidden size", draft.hidden_size, decoder.hidden_size),
+        ("a vocabulary", draft.vocab_size, decoder.vocab_size),
+        ("a target with a number of layers", draft.target_layers, decoder.num_layers),
+    ):
+        if found != expected:
+            raise BundleError(f"{file}: its draft has {what} of {found}, its decoder {expected}; export it again")
+    missing = sorted({*draft.boundaries} - {*manifest.taps})
+    if missing or not draft.boundaries or list(draft.boundaries) != sorted({*draft.boundaries}):
+        raise BundleError(
+            f"{file}: its draft takes the boundaries {list(draft.boundaries)}, its taps are {list(manifest.taps)}; "
+            "export it again"
+        )
+    if not 1 <= manifest.draft.top_k <= draft.draft_vocab_size <= draft.vocab_size:
+        raise BundleError(
+            f"{file}: its draft scores {manifest.draft.top_k} of {draft.draft_vocab_size} tokens out of "
+            f"{draft.vocab_size}; export it again"
+        )
 
 
 def _check_files(path: Path, files: Mapping[str, FileInfo], check_hashes: bool) -> None:

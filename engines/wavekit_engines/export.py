@@ -17,6 +17,7 @@ from wavekit_engines.bundle import (
     GRAPHS,
     MANIFEST,
     TOKENIZER,
+    DraftInfo,
     EngineInfo,
     GenerationDefaults,
     GraphInfo,
@@ -28,8 +29,11 @@ from wavekit_engines.bundle import (
 )
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.draft_export import check_draft, draft_bytes, draft_digest, draft_parameters
+from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import CheckpointError, MisuseError
 from wavekit_engines.families import decoder_spec
+from wavekit_engines.graphs.draft_graph import DraftForms, write_draft_graph, write_draft_weights
 from wavekit_engines.graphs.graph_writer import WeightFile
 from wavekit_engines.graphs.linear import WeightFormat
 from wavekit_engines.graphs.stage_graph import write_head_graph, write_layers, write_stage_graph, write_vocabulary
@@ -48,6 +52,10 @@ class ExportOptions:
     ``split`` are the inner boundaries between stages, ``taps`` the boundaries to put out besides. ``head_precision`` is
     that of the head and the embedding. None: as the layers, but int8 beside int4: a head of 4 bits costs more agreement
     with the checkpoint than it saves time.
+
+    ``draft`` is a draft head for the checkpoint, whose boundaries are put out too. ``draft_precision`` is that of its
+    layer (None: as the target's layers); its ``fc`` and head are int8 beside an int4 layer. ``draft_top_k`` tokens are
+    scored a row, or the whole draft vocabulary where it is smaller.
     """
 
     precision: Precision = "fp32"
@@ -55,6 +63,9 @@ class ExportOptions:
     block_size: int = 32
     split: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    draft: Draft | None = None
+    draft_precision: Precision | None = None
+    draft_top_k: int = 10
 
     @property
     def layer_form(self) -> WeightFormat:
@@ -64,12 +75,27 @@ class ExportOptions:
     @property
     def vocabulary_form(self) -> WeightFormat:
         """How the embedding and the head are stored."""
-        follows: Precision = "int8" if self.precision == "int4" else self.precision
-        return WeightFormat(self.head_precision or follows, self.block_size)
+        return WeightFormat(self.head_precision or _of_head(self.precision), self.block_size)
+
+    @property
+    def draft_forms(self) -> DraftForms:
+        """How the draft's weights are stored."""
+        precision = self.draft_precision or self.precision
+        return DraftForms(
+            layer=WeightFormat(precision, self.block_size),
+            head=WeightFormat(_of_head(precision), self.block_size),
+            target_embedding=self.vocabulary_form,
+        )
+
+    @property
+    def all_taps(self) -> tuple[int, ...]:
+        """The taps and, after them, the boundaries that only the draft takes."""
+        wanted = self.draft.spec.boundaries if self.draft is not None else ()
+        return (*self.taps, *(boundary for boundary in wanted if boundary not in self.taps))
 
     def check(self) -> None:
         """Raises MisuseError for values that no engine has."""
-        for precision in (self.precision, self.vocabulary_form.precision):
+        for precision in (self.precision, self.vocabulary_form.precision, self.draft_forms.layer.precision):
             if precision not in PRECISIONS:
                 raise MisuseError(f"precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
         if self.block_size not in BLOCK_SIZES:
@@ -78,6 +104,16 @@ class ExportOptions:
             raise MisuseError(
                 f"a {self.head_precision} head cannot follow {self.precision} layers: fp16 goes with fp16 only"
             )
+        if self.draft is None:
+            if self.draft_precision is not None:
+                raise MisuseError("a draft precision without a draft: name the draft head to export, or leave it out")
+            return
+        if self.layer_form.compute_dtype != self.draft_forms.layer.compute_dtype:
+            raise MisuseError(
+                f"a {self.draft_precision} draft cannot go with a {self.precision} target: fp16 goes with fp16 only"
+            )
+        if self.draft_top_k < 1:
+            raise MisuseError(f"a draft that scores {self.draft_top_k} tokens: ask for 1 or more")
 
 
 def export_bundle(
@@ -108,12 +144,14 @@ def export_bundle(
     if replace and path.exists() and not (path / MANIFEST).is_file():
         raise MisuseError(f"{path} is not a bundle, so --force does not replace it; choose another name")
     spec = decoder_spec(checkpoint.config)
-    stages = plan_stages(spec.num_layers, options.split, options.taps)
+    if options.draft is not None:
+        check_draft(options.draft, spec, checkpoint.name, checkpoint.digest())
+    stages = plan_stages(spec.num_layers, options.split, options.all_taps)
     weights = DecoderWeights(checkpoint, spec)
     generation, tokenizer_files = _generation_defaults(checkpoint), checkpoint.tokenizer_files()
     with atomic_directory(path, replace, _estimated_bytes(spec, weights, options)) as folder:
         (folder / GRAPHS).mkdir()
-        stage_infos, head = _write_graphs(folder, spec, weights, stages, options, progress)
+        stage_infos, head, draft = _write_graphs(folder, spec, weights, stages, options, progress)
         (folder / TOKENIZER).mkdir()
         for name, data in tokenizer_files.items():
             (folder / TOKENIZER / name).write_bytes(data)
@@ -129,10 +167,11 @@ def export_bundle(
             ),
             stages=stage_infos,
             head=head,
-            taps=tuple(sorted(options.taps)),
+            taps=tuple(sorted(options.all_taps)),
             generation=generation,
             files=describe_files(folder),
             provenance=_provenance(checkpoint, command),
+            draft=draft,
         )
         (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest
@@ -145,7 +184,7 @@ def _write_graphs(
     stages: tuple[StageRange, ...],
     options: ExportOptions,
     progress: Progress,
-) -> tuple[tuple[StageInfo, ...], GraphInfo]:
+) -> tuple[tuple[StageInfo, ...], GraphInfo, DraftInfo | None]:
     graphs, form, vocabulary_form = folder / GRAPHS, options.layer_form, options.vocabulary_form
     total = spec.num_layers + 1
     progress("vocabulary", 0, total)
@@ -164,7 +203,26 @@ def _write_graphs(
                 write_stage_graph(file, stage, spec, files, form, vocabulary_form)
             parameters = sum(_layer_parameters(weights, index) for index in range(stage.first, stage.last))
             infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
-    return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
+        draft = _write_draft(graphs / "draft.onnx", vocabulary, options) if options.draft is not None else None
+    return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size), draft
+
+
+def _write_draft(file: Path, vocabulary: WeightFile, options: ExportOptions) -> DraftInfo:
+    draft, forms = options.draft, options.draft_forms
+    assert draft is not None
+    top_k = min(options.draft_top_k, draft.spec.draft_vocab_size)
+    with WeightFile(file.with_suffix(".weights")) as own:
+        write_draft_weights(own, draft, forms)
+        write_draft_graph(file, draft, (own, vocabulary), forms, top_k)
+    return DraftInfo(
+        spec=draft.spec,
+        graph=_describe_graph(file, draft_parameters(draft)),
+        precision=forms.layer.precision,
+        head_precision=forms.head.precision,
+        top_k=top_k,
+        origin=_text(draft.origin),
+        digest=draft_digest(draft),
+    )
 
 
 def _describe_graph(file: Path, parameters: int) -> GraphInfo:
@@ -210,6 +268,11 @@ def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
     )
 
 
+def _of_head(precision: Precision) -> Precision:
+    """The precision of a head beside layers of this one, unless it is asked for."""
+    return "int8" if precision == "int4" else precision
+
+
 def _text(name: str) -> str:
     """A file name as JSON can hold it; those that are not UTF-8 reach Python as lone surrogates."""
     return name.encode(errors="backslashreplace").decode()
@@ -219,4 +282,5 @@ def _estimated_bytes(spec: DecoderSpec, weights: DecoderWeights, options: Export
     layers = sum(_layer_parameters(weights, index) for index in range(spec.num_layers))
     tables = math.prod(weights["embedding"].shape) * (1 if spec.tied_head else 2)
     bits = layers * options.layer_form.stored_bits + tables * options.vocabulary_form.stored_bits
-    return int(bits / 8)
+    draft = draft_bytes(options.draft, options.draft_forms) if options.draft is not None else 0
+    return int(bits / 8) + draft

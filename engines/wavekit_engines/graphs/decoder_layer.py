@@ -83,31 +83,34 @@ def rms_norm(graph: GraphWriter, x: ir.Value, weight: str, eps: float) -> ir.Val
 
 @dataclass(frozen=True)
 class LayerWriter:
-    """Writes layer ``index`` of the decoder into a stage graph; weights are named ``layers.<index>.<role>``."""
+    """Writes layer ``index`` of ``spec`` into a graph; its weights are named ``<name>.<role>``."""
 
     graph: GraphWriter
     spec: DecoderSpec
     form: WeightFormat
     index: int
+    name: str
+    input_size: int
+    """Features that q, k and v take; the hidden size in a decoder."""
 
     def write(self, stream: ResidualStream, shared: StageInputs, cache: tuple[ir.Value, ir.Value]) -> list[ir.Value]:
         """Advance the stream by one layer and return the new key and value cache."""
         placement, eps = self.spec.norm_placement, self.spec.norm_eps
         before, after = placement != "post", placement != "pre"
         x = stream.norm(self._name("attention_norm_in")) if before else stream.value()
-        attended, keys, values = self._attention(x, shared, cache)
+        attended, keys, values = self.attention(x, shared, cache)
         if after:
             attended = rms_norm(self.graph, attended, self._name("attention_norm_out"), eps)
         stream.add(self._scaled(attended))
         x = stream.norm(self._name("mlp_norm_in")) if before else stream.value()
-        update = self._mlp(x)
+        update = self.mlp(x)
         if after:
             update = rms_norm(self.graph, update, self._name("mlp_norm_out"), eps)
         stream.add(self._scaled(update))
         return [keys, values]
 
     def _name(self, role: str) -> str:
-        return f"layers.{self.index}.{role}"
+        return f"{self.name}.{role}"
 
     def _scaled(self, update: ir.Value) -> ir.Value:
         scale = self.spec.residual_scale
@@ -117,11 +120,12 @@ class LayerWriter:
         name = self._name(role)
         return multiply(self.graph, x, name, shape, self.form, f"{name}_bias" if bias else None)
 
-    def _attention(
+    def attention(
         self, x: ir.Value, shared: StageInputs, cache: tuple[ir.Value, ir.Value]
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """What ``x`` [B, S, input_size] attends to, projected to [B, S, H], and the new key and value cache."""
         spec, layer = self.spec, self.spec.layers[self.index]
-        packed = self._linear(x, "qkv", (spec.query_size + 2 * spec.kv_size, spec.hidden_size), spec.qkv_bias)
+        packed = self._linear(x, "qkv", (spec.query_size + 2 * spec.kv_size, self.input_size), spec.qkv_bias)
         heads = self._heads(packed, shared)
         attended, keys, values = self.graph.ops(
             "GroupQueryAttention",
@@ -186,7 +190,8 @@ class LayerWriter:
             rotary_embedding_dim=self.spec.ropes[rope].rotary_dim,
         )
 
-    def _mlp(self, x: ir.Value) -> ir.Value:
+    def mlp(self, x: ir.Value) -> ir.Value:
+        """The gated MLP of ``x`` [B, S, H]: [B, S, H]."""
         spec, graph = self.spec, self.graph
         both = self._linear(x, "gate_up", (2 * spec.intermediate_size, spec.hidden_size), spec.mlp_bias)
         gate, up = graph.ops("Split", both, outputs=2, axis=-1, num_outputs=2)

@@ -82,7 +82,7 @@ def write_stage_graph(
             x = scaled(graph, x, "embedding_scale", spec.embedding_scale, form)
     else:
         x = graph.input("hidden", dtype, ("B", "S", spec.hidden_size))
-    shared = _stage_inputs(graph, stage, spec, dtype)
+    shared = layer_inputs(graph, spec, range(stage.first, stage.last), dtype)
     cache_shape: tuple[Dim, ...] = ("B", spec.num_kv_heads, "C", spec.head_dim)
     stream = ResidualStream(graph, x, spec.norm_eps)
     hidden_shape = ("B", "S", spec.hidden_size)
@@ -92,20 +92,22 @@ def write_stage_graph(
             graph.output(f"boundary_{index}", stream.value(), dtype, hidden_shape)
         names = (f"key_{index}", f"value_{index}")
         cache = (graph.input(names[0], dtype, cache_shape), graph.input(names[1], dtype, cache_shape))
-        caches += zip(names, LayerWriter(graph, spec, form, index).write(stream, shared, cache), strict=True)
+        layer = LayerWriter(graph, spec, form, index, f"layers.{index}", spec.hidden_size)
+        caches += zip(names, layer.write(stream, shared, cache), strict=True)
     graph.output(f"boundary_{stage.last}", stream.value(), dtype, hidden_shape)
     for name, value in caches:
         graph.output(f"{name}_out", value, dtype, cache_shape)
     graph.save(path, {"wavekit.stage": f"{stage.first}:{stage.last}"})
 
 
-def _stage_inputs(graph: GraphWriter, stage: StageRange, spec: DecoderSpec, dtype: str) -> StageInputs:
-    layers = spec.layers[stage.first : stage.last]
+def layer_inputs(graph: GraphWriter, spec: DecoderSpec, indices: range, dtype: str, batch: Dim = "B") -> StageInputs:
+    """Declare the inputs that these layers share."""
+    layers = [spec.layers[index] for index in indices]
     windows = sorted({layer.window for layer in layers}, key=lambda window: window or 0)
     kinds = sorted({layer.rope for layer in layers if layer.rope is not None})
     return StageInputs(
-        positions=graph.input("positions", "int64", ("B", "S")),
-        last_rows=graph.input("last_rows", "int32", ("B",)),
+        positions=graph.input("positions", "int64", (batch, "S")),
+        last_rows=graph.input("last_rows", "int32", (batch,)),
         total_rows=graph.input("total_rows", "int32", (1,)),
         masks={window: graph.input(mask_name(window), dtype, ("M", 1, "S", "T")) for window in windows},
         rope={
