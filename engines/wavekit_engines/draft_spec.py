@@ -18,8 +18,8 @@ arXiv 2503.01840, section 3.1)::
 ``d2t`` int64 [D] gives the target's id of draft id i as ``i + d2t[i]``, ascending.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from wavekit_engines.decoder_spec import Activation, RopeSpec
 FcNorm = Literal["none", "joint", "each"]
 """RMS norm before ``fc``: none, one over all taps together [m * H], or one for each tap [H]."""
 
+StoredType = Literal["float32", "float16", "bfloat16"]
+"""Number formats that checkpoints of heads are stored in."""
+
 
 @dataclass(frozen=True)
 class DraftSpec:
@@ -36,8 +39,8 @@ class DraftSpec:
 
     boundaries: tuple[int, ...]
     """Tapped boundaries of the target, ascending, as ``fc`` takes them."""
-    target_layers: int
-    """N of the target; boundaries lie in 0..N."""
+    target_layers: int | None
+    """N of the target; boundaries lie in 0..N. None where a checkpoint does not say it and no target was at hand."""
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -99,16 +102,24 @@ class DraftSpec:
 class Draft:
     """A draft head: its description, its weights by role (float32 in memory) and its vocabulary.
 
-    ``dtype`` is what the weights were stored in, so that writing them again loses nothing: "float32", "float16" or
-    "bfloat16". ``embedding`` is the head's own token table [V, H] where its checkpoint brings one that is not the
-    target's; None almost always. ``origin`` says in words what made it; ``target_digest`` is the target's
-    `Checkpoint.digest`, where its maker recorded it.
+    ``dtype`` is what the weights were stored in, so that writing them again loses nothing; ``dtypes`` names the roles
+    ("embedding" for the table) that were stored in another one. ``embedding`` is the head's own token table [V, H]
+    where its checkpoint brings one that is not the target's; None almost always. ``origin`` says in words what made it;
+    ``target_digest`` is the target's `Checkpoint.digest`, where its maker recorded it.
+
+    ``rope_parameters`` is what ``spec.rope`` was computed from, in the spelling of transformers 5 (``rope_type``,
+    ``rope_theta``, ...; see `rope.scaled_rope`): frequencies cannot be turned back into a configuration, and every
+    checkpoint format wants one. ``carried`` are fields of the source's configuration that compute nothing but that
+    servers read: token ids of begin, end and padding, the verifier's name, the number of tokens to draft.
     """
 
     spec: DraftSpec
     weights: dict[str, npt.NDArray[np.float32]]
     d2t: npt.NDArray[np.int64]
-    dtype: str = "float32"
+    dtype: StoredType = "float32"
     embedding: npt.NDArray[np.float32] | None = None
     origin: str = ""
     target_digest: str | None = None
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
+    carried: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, StoredType] = field(default_factory=dict)
