@@ -117,10 +117,10 @@ class SafetensorsCheckpoint:
         """Read the configuration and check the header of every weight file."""
         self.name = name
         self._folder = folder
-        self.config = _read_json(folder / "config.json")
+        self.config = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
-        self.generation_config = _read_json(generation) if generation.exists() else {}
-        self._files, self._home = _open_shards(folder)
+        self.generation_config = read_json(generation) if generation.exists() else {}
+        self._files, self._home = open_shards(folder)
 
     def names(self) -> list[str]:
         """Names of all tensors."""
@@ -147,15 +147,20 @@ class SafetensorsCheckpoint:
         return digest.hexdigest()
 
 
-def _open_shards(folder: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
-    """The weight files, and which of them holds which tensor."""
+def open_shards(folder: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
+    """The weight files of a folder, and which of them holds which tensor.
+
+    Raises:
+        CheckpointError: a file is damaged or missing, or the index and the files contradict each other.
+        UnsupportedModelError: there are only pickled weights.
+    """
     index = folder / _INDEX
     if not index.exists():
         if not (folder / _SINGLE).exists():
             raise _no_weights(folder)
         file = SafetensorsFile(folder / _SINGLE)
         return [file], dict.fromkeys(file.names(), file)
-    listed = _read_json(index).get("weight_map")
+    listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(shard, str) for shard in listed.values()):
         raise CheckpointError(f"{index} has no weight_map: download it again")
     files = {}
@@ -181,7 +186,12 @@ def _no_weights(folder: Path) -> Exception:
     return CheckpointError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -20,6 +20,7 @@ from wavekit_engines.plain_reads import digest_file, read_bytes
 _HEADER_LIMIT = 100_000_000
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+_STORED = {**_NUMPY, "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|u1"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class _Tensor:
     shape: tuple[int, ...]
     begin: int
     """Position of the first byte in the file."""
+    bytes: int
 
 
 class SafetensorsFile:
@@ -72,6 +74,22 @@ class SafetensorsFile:
         data = read_bytes(self.path, tensor.begin + start * row_bytes, (stop - start) * row_bytes)
         return _as_float32(data, tensor.dtype).reshape(stop - start, *shape[1:])
 
+    def stored(self, name: str) -> tuple[str, NDArray[Any]]:
+        """A whole tensor as it is stored, with the format's name for its type; bfloat16 is uint16, BOOL is uint8.
+
+        Raises:
+            UnsupportedModelError: the tensor's type cannot be read.
+            CheckpointError: its byte range does not fit its shape.
+        """
+        tensor = self._tensors[name]
+        if tensor.dtype not in _STORED:
+            known = ", ".join(_STORED)
+            raise UnsupportedModelError(f"{name} in {self.path} is {tensor.dtype}; readable formats: {known}")
+        kind = np.dtype(_STORED[tensor.dtype])
+        if tensor.bytes != math.prod(tensor.shape) * kind.itemsize:
+            raise CheckpointError(f"{name} in {self.path} has a byte range that does not fit its shape")
+        return tensor.dtype, read_bytes(self.path, tensor.begin, tensor.bytes).view(kind).reshape(tensor.shape)
+
     def update_digest(self, digest: "hashlib._Hash") -> None:
         """Add to `digest` what identifies the file; see `plain_reads.digest_file`."""
         digest_file(digest, self.path, self._size, 8 + len(self._header))
@@ -100,7 +118,7 @@ class SafetensorsFile:
                 if not 0 <= begin <= end or (dtype in _BYTES and end - begin != math.prod(shape) * _BYTES[dtype]):
                     raise ValueError(f"{name} has a byte range that does not fit its shape")
                 end_of_data = max(end_of_data, end)
-                tensors[name] = _Tensor(dtype, tuple(shape), data_start + begin)
+                tensors[name] = _Tensor(dtype, tuple(shape), data_start + begin, end - begin)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self.path} has a damaged header ({error}): download it again") from error
         if data_start + end_of_data > self._size:
