@@ -1,0 +1,130 @@
+"""Tensors as checkpoints store them: read from a folder, turned into float32 and back, written as safetensors.
+
+Nothing is lost on the way through float32 and back: bfloat16 is its upper half, float16 fits into it. It knows neither
+names nor formats of draft heads.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavekit_engines.checkpoint import open_shards
+from wavekit_engines.draft_spec import StoredType
+from wavekit_engines.errors import CheckpointError, UnsupportedModelError, WavekitError
+
+_PICKLED = "pytorch_model.bin"
+_FLOATS: dict[str, StoredType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NAMES = {stored: name for name, stored in _FLOATS.items()}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor in its stored type, by the name safetensors has for it; BF16 is uint16, BOOL is uint8."""
+
+    dtype: str
+    values: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self.values.shape
+
+
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder: ``model.safetensors``, its shards, or else ``pytorch_model.bin``.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or a pickle asks for code to be run.
+        UnsupportedModelError: the files are in a form or a number format that is not read.
+    """
+    has_safetensors = any(folder.glob("model*.safetensors*"))
+    if not has_safetensors and (folder / _PICKLED).is_file():
+        from wavekit_engines.draft_formats.torch_file import read_torch_file
+
+        return read_torch_file(folder / _PICKLED)
+    if not has_safetensors and any(folder.glob("*.bin*")):
+        raise UnsupportedModelError(
+            f"{folder} has its weights in pickled files other than {_PICKLED}: save them again as model.safetensors"
+        )
+    _, home = open_shards(folder)
+    return {name: StoredTensor(*file.stored(name)) for name, file in home.items()}
+
+
+def stored_type(tensor: StoredTensor, name: str) -> StoredType:
+    """The number format of a weight.
+
+    Raises:
+        UnsupportedModelError: it is none of float32, float16 and bfloat16.
+    """
+    if tensor.dtype not in _FLOATS:
+        raise UnsupportedModelError(
+            f"{name} is stored as {tensor.dtype}; give a head stored as float32, float16 or bfloat16, not quantized"
+        )
+    return _FLOATS[tensor.dtype]
+
+
+def to_float32(tensor: StoredTensor, name: str) -> NDArray[np.float32]:
+    """The numbers of a weight as float32, exactly.
+
+    Raises:
+        UnsupportedModelError: as `stored_type`.
+        CheckpointError: some are not finite.
+    """
+    kind = stored_type(tensor, name)
+    values = widen(tensor.values) if kind == "bfloat16" else np.asarray(tensor.values, np.float32)
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"{name} holds numbers that are not finite: its training diverged, or the file is damaged"
+        )
+    return values
+
+
+def widen(values: NDArray[Any]) -> NDArray[np.float32]:
+    """bfloat16, as uint16, to float32: it is the upper half."""
+    wide = values.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def from_float32(values: NDArray[np.float32], kind: StoredType, name: str) -> StoredTensor:
+    """The same numbers stored as `kind`, rounded to nearest even where they need it.
+
+    Raises:
+        WavekitError: a number is too large for `kind`, or not finite.
+    """
+    with np.errstate(over="ignore"):
+        if kind == "bfloat16":
+            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+            stored = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+            finite = np.isfinite(values).all() and np.isfinite(widen(stored)).all()
+        else:
+            stored = np.ascontiguousarray(values, np.float16 if kind == "float16" else np.float32)
+            finite = np.isfinite(stored).all()
+    if not finite:
+        raise WavekitError(f"{name} has numbers that {kind} cannot hold: store the head as float32")
+    return StoredTensor(_NAMES[kind], stored)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Write one safetensors file (https://github.com/huggingface/safetensors), tensors in the order given.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, tensor in tensors.items():
+        end = position + tensor.values.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)  # so that the data is aligned
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor.values).data)
