@@ -15,7 +15,7 @@ import click
 from wavekit import __version__
 from wavekit_engines.errors import WavekitError
 
-COMMANDS = ("demo", "calibrate", "export", "generate", "inspect")
+COMMANDS = ("demo", "calibrate", "convert-draft", "export", "generate", "inspect")
 
 
 class _LazyGroup(click.Group):
@@ -27,7 +27,8 @@ class _LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"wavekit.commands.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(importlib.import_module(f"wavekit.commands.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 
@@ -40,6 +41,7 @@ def wavekit() -> None:
     \b
     wavekit demo                                   the main job on a small real model
     wavekit calibrate MODEL -o calibration         measure it: layers to tap, depths worth an exit
+    wavekit convert-draft DRAFT -o d --to FORMAT   a draft head in another tool's format
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
     """
