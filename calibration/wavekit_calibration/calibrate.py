@@ -4,8 +4,6 @@ The order of work: prompts -> answers (by a writer) -> one streaming pass -> sta
 takes long goes through `RunState`, so that a run that is interrupted, or out of time, can be resumed.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -95,7 +93,7 @@ def _calibrate(job: Job, progress: Progress, make_writer: WriterFactory, begun: 
     check_parts(decoder, encoded.token_ids[0])
 
     _make_folder(job.out)
-    origin = Origin(checkpoint.name, checkpoint.digest(), job.prompts, _prompts_digest(job.prompts), job.command)
+    origin = Origin(checkpoint.name, checkpoint.digest(), job.prompts, job.prompts.sha256, job.command)
     state = RunState(job.out / "state", _key(origin, job.measure), job.unfinished)
     writer = make_writer(decoder)
     texts = complete_texts(encoded, job.measure, tokenizer, writer, state, progress)
@@ -173,11 +171,6 @@ def _costs(decoder: Decoder, settings: SelectSettings) -> StageCosts:
 def _key(origin: Origin, settings: MeasureSettings) -> dict[str, Any]:
     """What must not change between an interrupted run and its resumption."""
     return {"model": origin.checkpoint_digest, "prompts": origin.prompts_sha256, **asdict(settings)}
-
-
-def _prompts_digest(source: PromptFile) -> str:
-    texts = [[[m.role, m.content] for m in p.messages] + [p.answer] for p in source.prompts]
-    return hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _with_deadline(progress: Progress | None, begun: float, max_minutes: float | None) -> Progress:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wavekit_calibration.result import Calibration
 
 DARK, MIDDLE, LIGHT = "#16324f", "#c4572e", "#9fb8cc"
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.spines.top": False,
@@ -29,7 +29,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "wavekit",
     "savefig.facecolor": "white",
 }
-_WIDTH = 4.6
+WIDTH = 4.6
 
 Matrices = Mapping[str, NDArray[Any]]
 
@@ -42,13 +42,13 @@ def draw_all(found: Calibration, matrices: Matrices) -> dict[str, Figure]:
         "sets": set_ranking,
         "readiness": readiness_chart,
     }
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         return {name: draw(found, matrices) for name, draw in drawings.items()}
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> Path:
     """Write NAME.png (200 dots per inch) and NAME.svg to a folder; returns the PNG's path."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", dpi=200)
     return folder / f"{name}.png"
@@ -144,7 +144,7 @@ def readiness_chart(found: Calibration, _matrices: Matrices) -> Figure:
 
 
 def _axes(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
 
 

@@ -16,6 +16,7 @@ this project and dedicated to the public domain (CC0 1.0), comes with the packag
 """
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -68,6 +69,12 @@ class PromptFile:
     name: str
     prompts: tuple[Prompt, ...]
     left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Of the prompts and answers themselves, whatever file they came in."""
+        texts = [[*((m.role, m.content) for m in p.messages), p.answer] for p in self.prompts]
+        return hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class _UnusableError(Exception):

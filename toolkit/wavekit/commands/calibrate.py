@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavekit.commands.progress import Progress
+from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
         torch.set_num_threads(options["threads"])
     job = _job(model, out, options)
     _tell_left_out(job.prompts.name, job.prompts.left_out)
-    steps = _Steps()
+    steps = Steps("calibrating")
     try:
         calibration = run(job, steps)
     finally:
@@ -154,20 +154,3 @@ def _tell_left_out(name: str, left_out: Sequence["LeftOut"]) -> None:
         click.echo(f"{name}, line {line.line} left out: {line.reason}", err=True)
     if hidden:
         click.echo(f"{name}: {len(hidden)} more lines left out", err=True)
-
-
-class _Steps:
-    """Shows each kind of step on a progress line of its own, so that the time left is that step's."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._kind = ""
-        self._line = Progress("calibrating", self._terminal)
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what != self._kind:
-            self._kind, self._line = what, Progress("calibrating", self._terminal)
-        self._line(f"{what} ({done} of {total})", done, total)
-
-    def clear(self) -> None:
-        self._line.clear()

@@ -44,3 +44,23 @@ def progress(label: str) -> Iterator[Progress]:
         yield line
     finally:
         line.clear()
+
+
+class Steps:
+    """Shows each kind of step on a progress line of its own, so that the time left is that step's."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._terminal = label, sys.stderr.isatty()
+        self._kind = ""
+        self._line = Progress(label, self._terminal)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show what is being done, and how much of how much is done."""
+        kind = what.partition(" (")[0]
+        if kind != self._kind:
+            self._kind, self._line = kind, Progress(self._label, self._terminal)
+        self._line(f"{what} ({done} of {total})", done, total)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        self._line.clear()

@@ -1,0 +1,246 @@
+"""Many texts at once, for throughput: the answers that calibration and training learn from.
+
+Sequences take slots of one batched cache, ``[layers, 2, slots, kv_heads, capacity, head_dim]``. A pass runs one new
+token of every slot; a slot whose text ends takes the next prompt, so passes stay full. Weights are read once for all
+slots, which is where the throughput comes from. Latency, streaming and speculation are `decoder`'s. Knows token ids
+only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wavekit.sampling import Sampler, SamplingParams
+from wavekit_engines.bundle import Manifest, StageInfo
+from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.engine import Array, Binding, Engine
+from wavekit_engines.errors import ContextLengthError, MisuseError
+from wavekit_engines.kv_cache import KVCache
+from wavekit_engines.rope import rope_tables
+
+_COLUMNS = 64  # attention lengths are rounded up to this, since binding a new shape costs more than reading a few zeros
+
+Written = Callable[[int, list[int]], None]
+"""Called with a prompt's number and its answer as soon as it is complete."""
+
+
+@dataclass
+class _Slot:
+    prompt: int
+    length: int
+    """Tokens of the text in the cache: all but the newest."""
+    room: int
+    sampler: Sampler
+    answer: list[int] = field(default_factory=list)
+
+
+class BatchWriter:
+    """Writes answers in batches with the engines of a bundle."""
+
+    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, slots: int = 32) -> None:
+        """Use ``slots`` sequences a pass.
+
+        Raises:
+            MisuseError: fewer than one slot.
+        """
+        if slots < 1:
+            raise MisuseError(f"{slots} sequences at once: at least one is needed")
+        self._manifest, self._spec = manifest, manifest.decoder
+        self._stages, self._head, self._slots = stages, head, slots
+
+    def write(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop_token_ids: Sequence[int],
+        sampling: Callable[[int], SamplingParams] = lambda number: SamplingParams(),
+        written: Written = lambda number, answer: None,
+    ) -> list[list[int]]:
+        """The answers to all prompts, in their order, each up to and with a stop token if one came.
+
+        Args:
+            prompts: token ids; none empty.
+            max_new_tokens: the longest answer; the end of the context may come first.
+            stop_token_ids: tokens that end an answer.
+            sampling: how the answer to prompt ``number`` is chosen; greedy unless given.
+            written: told each answer when it is complete.
+
+        Raises:
+            MisuseError: an empty prompt or a negative number of tokens.
+            ContextLengthError: a prompt that leaves no room.
+        """
+        self._check(prompts, max_new_tokens)
+        longest = min(max(map(len, prompts), default=0) + max_new_tokens, self._limit)
+        batch = _Batch(self._manifest, self._stages, self._head, min(self._slots, len(prompts)) or 1, longest)
+        answers: list[list[int]] = [[] for _ in prompts]
+        waiting = iter(sorted(range(len(prompts)), key=lambda number: -len(prompts[number])))
+        ends = frozenset(stop_token_ids)
+        slots: list[_Slot] = []
+
+        def take(token: int, slot: _Slot) -> bool:
+            slot.answer.append(token)
+            slot.room -= 1
+            if token not in ends and slot.room > 0:
+                return False
+            answers[slot.prompt] = slot.answer
+            written(slot.prompt, slot.answer)
+            return True
+
+        def fill(index: int) -> _Slot | None:
+            """Start the next prompt whose answer is not over at once."""
+            for number in waiting:
+                prompt = prompts[number]
+                room = min(max_new_tokens, self._limit - len(prompt))
+                slot = _Slot(number, len(prompt), room, Sampler(sampling(number), self._spec.vocab_size))
+                logits = batch.prefill(index, prompt)
+                if not take(slot.sampler.choose(logits, slot.length), slot):
+                    return slot
+            return None
+
+        while len(slots) < batch.slots and (slot := fill(len(slots))):
+            slots.append(slot)
+        while slots:
+            logits = batch.step([slot.answer[-1] for slot in slots], [slot.length for slot in slots])
+            ended = []
+            for index, slot in enumerate(slots):
+                slot.length += 1
+                # the token at this position: the slot's text is complete in the cache up to it
+                if take(slot.sampler.choose(logits[index], slot.length), slot):
+                    ended.append(index)
+            for index in reversed(ended):
+                successor = fill(index)
+                if successor is not None:
+                    slots[index] = successor
+                else:
+                    batch.move(len(slots) - 1, index)
+                    slots[index] = slots[-1]
+                    slots.pop()
+        return answers
+
+    @property
+    def _limit(self) -> int:
+        """Longest text; it ends where the rotary tables for long texts would take over (see `RopeSpec`)."""
+        switches = (rope.switch_length or self._spec.max_positions for rope in self._spec.ropes.values())
+        return min(self._spec.max_positions, *switches)
+
+    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        if max_new_tokens < 1:
+            raise MisuseError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise MisuseError(f"prompt {number} is empty; give at least one token")
+            if len(prompt) >= self._limit:
+                raise ContextLengthError(
+                    f"prompt {number} has {len(prompt)} tokens and {self._limit} fit; leave it out or shorten it"
+                )
+
+
+class _Batch:
+    """The buffers and bindings of a batch of sequences."""
+
+    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, slots: int, longest: int) -> None:
+        spec, dtype = manifest.decoder, manifest.engine.compute_dtype
+        self.slots = slots
+        capacity = -(-longest // _COLUMNS) * _COLUMNS
+        self._stages = [
+            _BatchStage(engine, info, spec, dtype, (slots, capacity))
+            for engine, info in zip(stages, manifest.stages, strict=True)
+        ]
+        self._head, self._logits = head.bind(), np.zeros((slots, spec.vocab_size), np.float32)
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> Array:
+        """Run a prompt in a slot; logits float32 [V] after it."""
+        x: Array = np.array(prompt, np.int64)[None]
+        positions = np.arange(len(prompt))[None]
+        for stage in self._stages:
+            x = stage.run(x, positions, slice(slot, slot + 1))
+        return self._run_head(x[0, -1:])[0]
+
+    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> Array:
+        """Run one token of each of the first slots at its position; logits float32 [len(tokens), V]."""
+        x: Array = np.array(tokens, np.int64)[:, None]
+        positions = np.array(lengths)[:, None]
+        for stage in self._stages:
+            x = stage.run(x, positions, slice(0, len(tokens)))
+        return self._run_head(x[:, 0])
+
+    def move(self, source: int, target: int) -> None:
+        """Give a sequence another slot."""
+        if source != target:
+            for stage in self._stages:
+                stage.cache.array[:, :, target] = stage.cache.array[:, :, source]
+
+    def _run_head(self, hidden: Array) -> Array:
+        logits: Array = self._logits[: len(hidden)]
+        self._head.bind_input("hidden", np.ascontiguousarray(hidden))
+        self._head.bind_output("logits", logits)
+        self._head.run()
+        return logits
+
+
+class _BatchStage:
+    """One stage over all slots."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: StageInfo,
+        spec: DecoderSpec,
+        dtype: str,
+        size: tuple[int, int],
+    ) -> None:
+        slots, capacity = size
+        self.cache = KVCache(info.last - info.first, spec.num_kv_heads, spec.head_dim, capacity, dtype, slots)
+        self._info, self._dtype, self._width = info, dtype, spec.hidden_size
+        layers = spec.layers[info.first : info.last]
+        self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
+        self._rope = {
+            f"rope_{kind}_{part}": np.ascontiguousarray(table, dtype)
+            for kind in {layer.rope for layer in layers} - {None}
+            for part, table in zip(("cos", "sin"), rope_tables(spec.ropes[kind], capacity, False), strict=True)
+        }
+        # One set of buffers for prompts, whose slot changes, and one for steps, which changes only at the very end.
+        self._bindings: dict[bool, Binding] = {True: engine.bind(), False: engine.bind()}
+        self._bound: dict[bool, slice | None] = {True: None, False: None}
+
+    def run(self, x: Array, positions: Array, slots: slice) -> Array:
+        """Append S rows to each of the slots [B]: from token ids [B, S] or states [B, S, H] to states [B, S, H]."""
+        prompt = x.shape[1] > 1 or slots.start > 0
+        binding = self._bindings[prompt]
+        if slots != self._bound[prompt]:
+            self._bind_cache(binding, slots)
+            self._bound[prompt] = slots
+        last_rows = positions[:, -1].astype(np.int32)
+        columns = min(-(-(int(last_rows.max()) + 1) // _COLUMNS) * _COLUMNS, self.cache.capacity)
+        binding.bind_input("token_ids" if self._info.first == 0 else "hidden", np.ascontiguousarray(x))
+        binding.bind_input("positions", positions)
+        binding.bind_input("last_rows", last_rows)
+        binding.bind_input("total_rows", np.array([columns], np.int32))
+        for window in self._windows:
+            name = "mask" if window is None else f"mask_{window}"
+            binding.bind_input(name, self._mask(positions, columns, window))
+        outputs = {k: np.zeros((*positions.shape, self._width), self._dtype) for k in self._info.boundaries}
+        for boundary, states in outputs.items():
+            binding.bind_output(f"boundary_{boundary}", states)
+        binding.run()
+        result: Array = outputs[self._info.last]
+        return result
+
+    def _bind_cache(self, binding: Binding, slots: slice) -> None:
+        for name, table in self._rope.items():
+            binding.bind_input(name, table)
+        for index, layer in enumerate(range(self._info.first, self._info.last)):
+            for name, rows in (
+                (f"key_{layer}", self.cache.keys(index)[slots]),
+                (f"value_{layer}", self.cache.values(index)[slots]),
+            ):
+                binding.bind_input(name, rows)
+                binding.bind_output(f"{name}_out", rows)
+
+    def _mask(self, positions: Array, columns: int, window: int | None) -> Array:
+        """Zeros, but minus infinity before the window; causality and each length are the attention's own."""
+        if window is None or positions.max() < window:
+            return np.zeros((1, 1, positions.shape[1], columns), self._dtype)
+        hidden = np.arange(columns) <= positions[:, :, None] - window
+        return np.where(hidden, -np.inf, 0.0).astype(self._dtype)[:, None]
