@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from wavekit_engines.errors import MisuseError, WavekitError
 
@@ -95,16 +96,18 @@ def _reason(error: OSError, path: Path) -> str:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put Ctrl-C off for a few quick steps that must not be left half-done."""
-    in_main_thread = threading.current_thread() is threading.main_thread()  # only there does Python hear signals
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is None:  # None: the handler is not Python's
-        yield
-        return
+    """Put Ctrl-C and a request to terminate off for a few quick steps that must not be left half-done."""
     heard: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # only there does Python hear signals
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    put_off = [number for number, handler in handlers.items() if handler is not None]  # None: not Python's
+    for number in put_off:
+        signal.signal(number, lambda number, frame: heard.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if heard:
-            signal.raise_signal(signal.SIGINT)
+        for number in put_off:
+            signal.signal(number, handlers[number])
+        for heard_number in heard[:1]:
+            signal.raise_signal(heard_number)

@@ -1,4 +1,4 @@
-"""A full disk or Ctrl-C during an export: one line, exit code 1, nothing left behind, an existing bundle untouched."""
+"""A full disk or an interruption during an export: one line, exit code 1, nothing left behind, old bundles untouched."""
 
 import errno
 import os
@@ -126,24 +126,34 @@ main()
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("moment", ["vocabulary.weights", "head.onnx", "stage_1.weights", "stage_3.weights"])
-def test_ctrl_c(moment: str, force: bool, checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("moment", "how"),
+    [
+        ("vocabulary.weights", signal.SIGINT),
+        ("head.onnx", signal.SIGTERM),
+        ("stage_1.weights", signal.SIGINT),
+        ("stage_3.weights", signal.SIGTERM),
+    ],
+)
+def test_ctrl_c_or_a_request_to_terminate(
+    moment: str, how: signal.Signals, force: bool, checkpoint: Path, tmp_path: Path
+) -> None:
     output = exported(checkpoint, tmp_path / "bundle", split=(1, 2)) if force else tmp_path / "bundle"
     before = content(tmp_path)
     arguments = ["export", checkpoint, "-o", output, "--stages", "4", *(["--force"] if force else [])]
-    result = interrupted([sys.executable, "-c", SLOW_EXPORT, *arguments], tmp_path, moment)
+    result = interrupted([sys.executable, "-c", SLOW_EXPORT, *arguments], tmp_path, moment, how)
     assert_one_line(result, 1, "interrupted")
     assert os.listdir(tmp_path) == (["bundle"] if force else [])
     assert content(tmp_path) == before
 
 
-def interrupted(command: list, folder: Path, moment: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command and press Ctrl-C when a file called ``moment`` appears below ``folder/.*``."""
+def interrupted(command: list, folder: Path, moment: str, how: signal.Signals) -> subprocess.CompletedProcess[bytes]:
+    """Run a command and send it a signal when a file called ``moment`` appears below ``folder/.*``."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     while not any(folder.glob(f".*/graphs/{moment}")):
         assert process.poll() is None
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 

@@ -5,12 +5,23 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from wavekit_engines.atomic import atomic_directory
 from wavekit_engines.errors import MisuseError, WavekitError
+
+INTERRUPT, TERMINATE = [signal.SIGINT], [signal.SIGTERM]
+
+
+@pytest.fixture
+def terminable() -> Iterator[None]:
+    """A request to terminate interrupts, as in the command line."""
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def write(path: Path, text: str = "new", **options) -> None:
@@ -149,19 +160,19 @@ def test_a_move_that_fails_puts_the_old_directory_back(existing: Path, monkeypat
 
 
 @pytest.mark.parametrize("moment", ["before the move", "between the moves", "after the moves"])
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("signals", [INTERRUPT, INTERRUPT * 2, TERMINATE, INTERRUPT + TERMINATE * 2], ids=str)
 def test_ctrl_c_around_the_final_moves_never_loses_a_bundle(
-    moment: str, presses: int, existing: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, signals: list[int], terminable: None, existing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
 
     def interrupted(source: Path, target: Path) -> Path:
         moving_new = ".partial-" in source.name
         if (moment == "before the move" and not moving_new) or (moment == "between the moves" and moving_new):
-            press(presses)
+            press(*signals)
         result = rename(source, target)
         if moment == "after the moves" and moving_new:
-            press(presses)
+            press(*signals)
         return result
 
     monkeypatch.setattr(Path, "rename", interrupted)
@@ -171,23 +182,27 @@ def test_ctrl_c_around_the_final_moves_never_loses_a_bundle(
     assert os.listdir(existing.parent) == ["bundle"]
 
 
-def test_ctrl_c_again_while_cleaning_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", INTERRUPT + TERMINATE)
+@pytest.mark.parametrize("second", INTERRUPT + TERMINATE)
+def test_ctrl_c_again_while_cleaning_up_leaves_nothing(
+    first: int, second: int, terminable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remove = shutil.rmtree
 
     def interrupted(path: Path, **options) -> None:
-        press(1)
+        press(second)
         remove(path, **options)
 
     monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "bundle"):
-        press(1)
+        press(first)
     assert os.listdir(tmp_path) == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert {signal.getsignal(number) for number in INTERRUPT + TERMINATE} == {signal.default_int_handler}
 
 
-def press(times: int) -> None:
-    for _ in range(times):
-        signal.raise_signal(signal.SIGINT)
+def press(*signals: int) -> None:
+    for number in signals:
+        signal.raise_signal(number)
 
 
 def test_it_works_outside_the_main_thread(tmp_path: Path) -> None:

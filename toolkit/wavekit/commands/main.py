@@ -1,12 +1,13 @@
 """``wavekit``: the group of commands, and what happens to errors.
 
-A `WavekitError` is one line on standard error and its exit code (2 for misuse, 1 for failure). Ctrl-C is one line and
-exit code 1. Anything else is a bug in wavekit and keeps its traceback.
+A `WavekitError` is one line on standard error and its exit code (2 for misuse, 1 for failure). Ctrl-C, or a
+request to terminate, is one line and exit code 1. Anything else is a bug in wavekit and keeps its traceback.
 """
 
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ import click
 from wavekit import __version__
 from wavekit_engines.errors import WavekitError
 
-COMMANDS = ("demo", "calibrate", "convert-draft", "export", "generate", "inspect")
+COMMANDS = ("demo", "calibrate", "train", "convert-draft", "export", "generate", "inspect")
 
 
 class _LazyGroup(click.Group):
@@ -41,6 +42,7 @@ def wavekit() -> None:
     \b
     wavekit demo                                   the main job on a small real model
     wavekit calibrate MODEL -o calibration         measure it: layers to tap, depths worth an exit
+    wavekit train draft MODEL -o draft             a head that foresees what the model writes
     wavekit convert-draft DRAFT -o d --to FORMAT   a draft head in another tool's format
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
@@ -48,7 +50,9 @@ def wavekit() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its code; SIGTERM interrupts it as Ctrl-C does, so that it cleans up."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(arguments))
 
 
