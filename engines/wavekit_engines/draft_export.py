@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.draft_formats import check_target
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import CheckpointError, MisuseError
 from wavekit_engines.graphs.draft_graph import DraftForms
@@ -17,20 +18,11 @@ def check_draft(draft: Draft, target: DecoderSpec, target_name: str, target_dige
     """Refuse a draft that was made for another model, or that contradicts itself.
 
     Raises:
-        MisuseError: hidden size, vocabulary, number of layers or digest are not the target's.
+        MisuseError: hidden size, vocabulary, number of layers, a boundary or the digest do not fit the target.
         CheckpointError: weights or token ids do not fit the draft's own description.
     """
-    spec, name = draft.spec, draft.origin or "the draft"
-    for what, found, expected in (
-        ("hidden size", spec.hidden_size, target.hidden_size),
-        ("vocabulary", spec.vocab_size, target.vocab_size),
-        ("number of layers", spec.target_layers, target.num_layers),
-    ):
-        if found != expected:
-            raise MisuseError(
-                f"{name} is for a model whose {what} is {found}, that of {target_name} is {expected}: "
-                "name the model it was made for, or make a draft with `wavekit train draft`"
-            )
+    check_target(draft, target)
+    spec, name = draft.spec, draft.origin or "the draft head"
     if draft.target_digest is not None and draft.target_digest != target_digest:
         raise MisuseError(
             f"{name} was made for a checkpoint of the same shape but other weights than {target_name}: "

@@ -3,6 +3,7 @@
 Peak memory is about one layer's largest matrix (twice, while it is transposed or quantized), never the model.
 """
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -30,6 +31,7 @@ from wavekit_engines.bundle import (
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_export import check_draft, draft_bytes, draft_digest, draft_parameters
+from wavekit_engines.draft_formats import drop_copied_embedding
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import CheckpointError, MisuseError
 from wavekit_engines.families import decoder_spec
@@ -148,6 +150,8 @@ def export_bundle(
         check_draft(options.draft, spec, checkpoint.name, checkpoint.digest())
     stages = plan_stages(spec.num_layers, options.split, options.all_taps)
     weights = DecoderWeights(checkpoint, spec)
+    if options.draft is not None:
+        options = dataclasses.replace(options, draft=drop_copied_embedding(options.draft, weights["embedding"]))
     generation, tokenizer_files = _generation_defaults(checkpoint), checkpoint.tokenizer_files()
     with atomic_directory(path, replace, _estimated_bytes(spec, weights, options)) as folder:
         (folder / GRAPHS).mkdir()
@@ -203,11 +207,11 @@ def _write_graphs(
                 write_stage_graph(file, stage, spec, files, form, vocabulary_form)
             parameters = sum(_layer_parameters(weights, index) for index in range(stage.first, stage.last))
             infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
-        draft = _write_draft(graphs / "draft.onnx", vocabulary, options) if options.draft is not None else None
+        draft = _write_draft(graphs / "draft.onnx", vocabulary, spec, options) if options.draft is not None else None
     return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size), draft
 
 
-def _write_draft(file: Path, vocabulary: WeightFile, options: ExportOptions) -> DraftInfo:
+def _write_draft(file: Path, vocabulary: WeightFile, target: DecoderSpec, options: ExportOptions) -> DraftInfo:
     draft, forms = options.draft, options.draft_forms
     assert draft is not None
     top_k = min(options.draft_top_k, draft.spec.draft_vocab_size)
@@ -215,7 +219,7 @@ def _write_draft(file: Path, vocabulary: WeightFile, options: ExportOptions) -> 
         write_draft_weights(own, draft, forms)
         write_draft_graph(file, draft, (own, vocabulary), forms, top_k)
     return DraftInfo(
-        spec=draft.spec,
+        spec=dataclasses.replace(draft.spec, target_layers=target.num_layers),
         graph=_describe_graph(file, draft_parameters(draft)),
         precision=forms.layer.precision,
         head_precision=forms.head.precision,

@@ -8,6 +8,9 @@ from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.families import decoder_spec
+from wavekit_engines.rope import scaled_rope
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def draft_of(checkpoint: Checkpoint, seed: int = 0, own_embedding: bool = False, **options: Any) -> Draft:
@@ -30,7 +33,7 @@ def random_spec(target: DecoderSpec, **changes: Any) -> DraftSpec:
         "draft_vocab_size": target.vocab_size // 4,
         "max_positions": target.max_positions,
         "norm_eps": target.norm_eps,
-        "rope": next(iter(target.ropes.values())),
+        "rope": scaled_rope(ROPE, changes.get("head_dim", target.head_dim), target.max_positions),
         "embedding_scale": target.embedding_scale,
     }
     return DraftSpec(**{**fields, **changes})
@@ -56,4 +59,5 @@ def random_draft(spec: DraftSpec, seed: int = 0, own_embedding: bool = False) ->
         ids - np.arange(spec.draft_vocab_size),
         embedding=table,
         origin=f"random weights, seed {seed}",
+        rope_parameters=ROPE,
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from wavekit.decoder import Decoder
 from wavekit_engines.bundle import open_bundle
@@ -33,3 +34,15 @@ def greedy(logits: np.ndarray, position: int) -> int:
 def decoded(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
     """Greedy tokens after a prompt."""
     return [token for tokens in decoder.decode(prompt, greedy, count) for token in tokens]
+
+
+def without_rounded_activations(bundle: Path) -> None:
+    """Change the graphs of a bundle: its quantized products no longer round their activations to int8."""
+    changed = 0
+    for file in (bundle / "graphs").glob("*.onnx"):
+        graph = onnx.load(file, load_external_data=False)
+        for attribute in (attribute for node in graph.graph.node for attribute in node.attribute):
+            if attribute.name == "accuracy_level":
+                attribute.i, changed = 1, changed + 1
+        onnx.save(graph, file)
+    assert changed

@@ -9,11 +9,10 @@ graphs, and what is left is float32 arithmetic: so the whole difference is that 
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import transformers
-from engines import decoded, exported, opened
+from engines import decoded, exported, opened, without_rounded_activations
 from tiny_models import VOCABULARY, save_tiny
 
 from wavekit.decoder import Decoder
@@ -50,14 +49,7 @@ def reference(model: transformers.PreTrainedModel, precision: str, head_precisio
 def with_float_activations(bundle: Path) -> Decoder:
     """The decoder of a bundle whose quantized products no longer round their activations."""
     manifest = open_bundle(bundle).manifest
-    changed = 0
-    for file in (bundle / "graphs").glob("*.onnx"):
-        graph = onnx.load(file, load_external_data=False)
-        for attribute in (attribute for node in graph.graph.node for attribute in node.attribute):
-            if attribute.name == "accuracy_level":
-                attribute.i, changed = 1, changed + 1
-        onnx.save(graph, file)
-    assert changed
+    without_rounded_activations(bundle)
     stages = [OrtEngine(bundle, stage.graph, 1) for stage in manifest.stages]
     return Decoder(manifest, stages, OrtEngine(bundle, manifest.head, 1))
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavekit_engines.bundle import (
+    DraftInfo,
     EngineInfo,
     FileInfo,
     GenerationDefaults,
@@ -25,6 +26,7 @@ from wavekit_engines.bundle import (
     open_bundle,
 )
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
+from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.errors import BundleError, MisuseError
 
 CONTENTS = {"graphs/stage_0.onnx": b"one", "graphs/stage_1.onnx": b"two", "graphs/head.onnx": b"three", "text": b""}
@@ -229,3 +231,52 @@ def test_what_is_no_bundle_is_misuse_and_says_how_to_make_one(tmp_path: Path) ->
         open_bundle(tmp_path / "nowhere")
     with pytest.raises(MisuseError, match=r"no manifest\.json; make a bundle"):
         open_bundle(tmp_path)
+
+
+def with_draft(top_k: int = 3, file: str = "text", **changes: Any) -> Manifest:
+    """The same with a draft head, whose graph is any file of the bundle."""
+    spec = DraftSpec(
+        boundaries=(1, 4),
+        target_layers=4,
+        hidden_size=8,
+        intermediate_size=16,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        vocab_size=32,
+        draft_vocab_size=10,
+        max_positions=64,
+        norm_eps=1e-5,
+        rope=RopeSpec((1.0, 0.01)),
+    )
+    described = dataclasses.replace(graph("draft"), file=file)
+    return manifest(draft=DraftInfo(dataclasses.replace(spec, **changes), described, "int4", "int8", top_k, "", "00"))
+
+
+def test_a_draft_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert open_bundle(write(tmp_path / "bundle", with_draft())).manifest == with_draft()
+
+
+def test_bundles_made_before_there_were_drafts_have_none() -> None:
+    assert decode_manifest(edited(lambda content: content.pop("draft")), "manifest.json").draft is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"hidden_size": 16}, "hidden size of 16, its decoder 8"),
+        ({"vocab_size": 33}, "vocabulary of 33, its decoder 32"),
+        ({"target_layers": 5}, "number of layers of 5, its decoder 4"),
+        ({"target_layers": None}, "number of layers of None"),
+        ({"boundaries": (1, 3)}, r"takes the boundaries \[1, 3\], its taps are \[1, 4\]"),
+        ({"boundaries": (4, 1)}, r"takes the boundaries \[4, 1\]"),
+        ({"boundaries": ()}, r"takes the boundaries \[\]"),
+        ({"top_k": 0}, "scores 0 of 10 tokens"),
+        ({"top_k": 11}, "scores 11 of 10 tokens"),
+        ({"draft_vocab_size": 33}, "scores 3 of 33 tokens out of 32"),
+        ({"file": "graphs/draft.onnx"}, r"names the graph graphs/draft\.onnx but no such file"),
+    ],
+)
+def test_a_draft_of_another_decoder_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=line):
+        open_bundle(write(tmp_path / "bundle", with_draft(**changes)))

@@ -17,6 +17,7 @@ from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 if TYPE_CHECKING:
     from wavekit_calibration.result import Calibration
     from wavekit_engines.checkpoint import Checkpoint
+    from wavekit_engines.draft_spec import Draft
 
 
 class Boundaries(click.ParamType[tuple[int, ...]]):
@@ -58,6 +59,12 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
     type=click.Path(path_type=Path),
     help="Take from this calibration the taps, and with --stages where to cut; see `wavekit calibrate`.",
 )
+@click.option(
+    "--draft",
+    type=click.Path(path_type=Path),
+    help="Bring this draft head along, trained by wavekit or another's; the boundaries it taps are put out too.",
+)
+@click.option("--draft-precision", type=click.Choice(PRECISIONS), help="Of the draft head.  [default: --precision]")
 @click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
 def export(
     model: str,
@@ -69,6 +76,8 @@ def export(
     split: tuple[int, ...] | None,
     taps: tuple[int, ...] | None,
     calibration: Path | None,
+    draft: Path | None,
+    draft_precision: Precision | None,
     force: bool,
 ) -> None:
     """Export MODEL to a self-contained bundle of ONNX engines.
@@ -78,6 +87,7 @@ def export(
     \b
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --stages 5 --taps 2,15,27
     wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibration --stages 2
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --draft ./draft
     """
     require("export", "onnx_ir")
     from wavekit_engines.checkpoint import open_checkpoint
@@ -91,15 +101,19 @@ def export(
         block_size=int(block_size),
         split=_split(checkpoint, stages, split, advice),
         taps=taps if taps is not None else advice.boundaries if advice is not None else (),
+        draft=_draft(checkpoint, draft),
+        draft_precision=draft_precision,
     )
     has_tokenizer = _check_tokenizer(checkpoint)
     command = shlex.join(["wavekit", *sys.argv[1:]])
     with progress("exporting") as told:
         manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
-    total = sum(info.bytes for info in manifest.files.values())
+    total = size(sum(info.bytes for info in manifest.files.values()))
+    stages_made = f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}"
+    head = ", a draft head" if manifest.draft is not None else ""
     click.echo(
-        f"{output}: {manifest.decoder.family}, {manifest.decoder.num_layers} layers in "
-        f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}, {precision}, {size(total)}"
+        f"{output}: {manifest.decoder.family}, {manifest.decoder.num_layers} layers in {stages_made}{head}, "
+        f"{precision}, {total}"
     )
     if has_tokenizer:
         click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
@@ -115,6 +129,16 @@ def _advice(checkpoint: "Checkpoint", calibration: Path | None) -> "Calibration 
     advice = load_calibration(calibration)
     advice.check_model(checkpoint.digest())
     return advice
+
+
+def _draft(checkpoint: "Checkpoint", folder: Path | None) -> "Draft | None":
+    if folder is None:
+        return None
+    from wavekit_engines.draft_formats import read_draft
+
+    from wavekit_engines.families import decoder_spec
+
+    return read_draft(folder, target=decoder_spec(checkpoint.config))
 
 
 def _split(

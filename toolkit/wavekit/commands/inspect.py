@@ -1,20 +1,24 @@
-"""``wavekit inspect``: what is in a bundle."""
+"""``wavekit inspect``: what is in a bundle, in 100 columns."""
 
-from pathlib import Path
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import click
 
 from wavekit.commands.formatting import millions, size, table
-from wavekit_engines.bundle import GraphInfo, Manifest, TensorInfo, open_bundle
+from wavekit_engines.bundle import DraftInfo, GraphInfo, Manifest, TensorInfo, open_bundle
 
 _CACHE = ("key_", "value_")
+_WIDTH = 100
+_INDENT = 12
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show the stages of BUNDLE: layers, parameters, bytes, inputs, outputs and taps.
+    """Show the stages of BUNDLE and its draft head: layers, parameters, bytes, taps, inputs and outputs.
 
     \b
     wavekit inspect bundle
@@ -24,42 +28,87 @@ def inspect(bundle: Path, as_json: bool) -> None:
     if as_json:
         click.echo(manifest.encode().decode(), nl=False)
         return
-    click.echo("\n".join([*_summary(manifest), "", _stage_table(manifest), ""]))
-    click.echo(f"Cache tensors (key_<layer>, value_<layer>) are left out: {_cache_shape(manifest)} each, in place.")
+    click.echo("\n".join([*_summary(manifest), "", _part_table(manifest), "", _tensor_table(manifest), ""]))
+    click.echo(f"Cache tensors (key_<layer>, value_<layer>) are left out, in place: {_cache_shape(manifest)} each.")
 
 
-def _summary(manifest: Manifest) -> list[str]:
+def _summary(manifest: Manifest) -> Iterator[str]:
     decoder, engine, made = manifest.decoder, manifest.engine, manifest.provenance
     total = sum(info.bytes for info in manifest.files.values())
     head = "" if engine.head_precision == engine.precision else f" (head and embedding {engine.head_precision})"
     block = f", blocks of {engine.block_size}" if engine.precision in ("int4", "int8") else ""
-    return [
-        f"model       {made.checkpoint} ({decoder.family}), {decoder.num_layers} layers, hidden {decoder.hidden_size}, "
+    yield _paragraph(
+        "model",
+        f"{made.checkpoint} ({decoder.family}), {decoder.num_layers} layers, hidden {decoder.hidden_size}, "
         f"vocabulary {decoder.vocab_size}, context {decoder.max_positions}",
-        f"engines     {engine.kind}, {engine.precision}{head}{block}, {size(total)}",
-        f"taps        {', '.join(map(str, manifest.taps)) or 'none'}",
-        f"made        {made.created} by {made.command or 'the Python API'}",
-    ]
+    )
+    yield _paragraph("engines", f"{engine.kind}, {engine.precision}{head}{block}, {size(total)}")
+    yield _paragraph("taps", _listed(manifest.taps) or "none")
+    if manifest.draft is not None:
+        yield _paragraph("draft", _draft_summary(manifest.draft))
+    yield _paragraph("made", f"{made.created} by {made.command or 'the Python API'}")
 
 
-def _stage_table(manifest: Manifest) -> str:
+def _draft_summary(draft: DraftInfo) -> str:
+    head = "" if draft.head_precision == draft.precision else f" (fc and head {draft.head_precision})"
+    made = f"; {draft.origin}" if draft.origin else ""
+    return (
+        f"boundaries {_listed(draft.spec.boundaries)}, vocabulary {draft.spec.draft_vocab_size}, "
+        f"{draft.precision}{head}, best {draft.top_k} of a row{made}"
+    )
+
+
+def _paragraph(name: str, text: str) -> str:
+    return textwrap.fill(
+        name.ljust(_INDENT) + text,
+        _WIDTH,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _part_table(manifest: Manifest) -> str:
     tapped = set(manifest.taps)
     rows = []
     for number, stage in enumerate(manifest.stages):
-        taps = ", ".join(str(boundary) for boundary in stage.boundaries if boundary in tapped)
-        rows.append(_row(f"stage {number}", f"{stage.first}..{stage.last - 1}", stage.graph, taps or "-"))
-    rows.append(_row("head", "-", manifest.head, "-"))
-    header = ("part", "layers", "parameters", "weights", "inputs", "outputs", "taps")
-    return table(header, rows, right=frozenset({2, 3}))
+        taps = _listed(tuple(boundary for boundary in stage.boundaries if boundary in tapped))
+        layers = f"{stage.first}..{stage.last - 1}"
+        rows.append(_row(f"stage {number}", layers, stage.graph.parameters, stage.graph.weight_bytes, taps or "-"))
+    rows.append(_row("head", "-", manifest.head.parameters, manifest.head.weight_bytes, "-"))
+    if manifest.draft is not None:
+        graph = manifest.draft.graph  # its weights are counted without the embedding, which is the first stage's
+        own = manifest.files[str(PurePosixPath(graph.file).with_suffix(".weights"))].bytes
+        rows.append(_row("draft", "-", graph.parameters, own, "-"))
+    return table(("part", "layers", "parameters", "weights", "taps"), rows, right=frozenset({2, 3}))
 
 
-def _row(name: str, layers: str, graph: GraphInfo, taps: str) -> tuple[str, ...]:
-    inputs, outputs = _names(graph.inputs), _names(graph.outputs)
-    return name, layers, millions(graph.parameters), size(graph.weight_bytes), inputs, outputs, taps
+def _row(name: str, layers: str, parameters: int, weight_bytes: int, taps: str) -> tuple[str, ...]:
+    return name, layers, millions(parameters), size(weight_bytes), taps
+
+
+def _tensor_table(manifest: Manifest) -> str:
+    parts: list[tuple[str, GraphInfo]] = [
+        (f"stage {number}", stage.graph) for number, stage in enumerate(manifest.stages)
+    ]
+    parts.append(("head", manifest.head))
+    if manifest.draft is not None:
+        parts.append(("draft", manifest.draft.graph))
+    rows = []
+    for part, graph in parts:
+        for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
+            for line in textwrap.wrap(_names(tensors), _WIDTH - 2 * _INDENT, break_long_words=False):
+                rows.append((part, side, line))
+                part = side = ""
+    return table(("part", "", "tensors"), rows)
 
 
 def _names(tensors: tuple[TensorInfo, ...]) -> str:
     return " ".join(tensor.name for tensor in tensors if not tensor.name.startswith(_CACHE))
+
+
+def _listed(boundaries: tuple[int, ...]) -> str:
+    return ", ".join(map(str, boundaries))
 
 
 def _cache_shape(manifest: Manifest) -> str:
