@@ -1,4 +1,4 @@
-"""A full disk or an interruption during an export: one line, exit code 1, nothing left behind, old bundles untouched."""
+"""A full disk or an interruption during an export: one line, exit code 1, nothing left behind, what was there kept."""
 
 import errno
 import os

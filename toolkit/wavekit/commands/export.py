@@ -135,7 +135,6 @@ def _draft(checkpoint: "Checkpoint", folder: Path | None) -> "Draft | None":
     if folder is None:
         return None
     from wavekit_engines.draft_formats import read_draft
-
     from wavekit_engines.families import decoder_spec
 
     return read_draft(folder, target=decoder_spec(checkpoint.config))
