@@ -1,55 +1,58 @@
-"""The lattice decoder: one loop of ticks over K stages that commits what the target itself would have written.
+"""The lattice decoder: the opened engines of a bundle, and what is shared by all texts they write.
 
-A tick loads every stage that has nodes waiting, runs them, and commits as far as the target's choices are known. With
-one stage and no proposals it is plain decoding; proposals only ever save passes, since what is committed is the choice
-made from the final logits of the committed prefix. The loop knows token ids only: no text, no files.
+How one text is written, tick by tick, is in `generation`; what may be proposed to it in `speculator`.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+import threading
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from wavekit.lattice import Lattice, Node
+from wavekit.budget import Budget
+from wavekit.draft_source import DraftSource
+from wavekit.generation import Chooser, DecodeStats, Generation, Request
+from wavekit.lookup import LookupSource
+from wavekit.pass_costs import MEASURED, PassCosts
 from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers, WorkerPool, switches_to_long
-from wavekit.stage_worker import StageWorker
+from wavekit.sources import Source
+from wavekit.speculation import Speculation
+from wavekit.speculator import Speculator, SpeculatorMaker
 from wavekit_engines.bundle import Manifest
-from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine
 from wavekit_engines.errors import ContextLengthError, MisuseError
 
-Chooser = Callable[[Array, int], int]
-"""The target's choice: logits float32 [V] for a position, and that position, to a token id."""
+__all__ = ["Chooser", "DecodeStats", "Decoder"]
 
-
-@dataclass
-class DecodeStats:
-    """Where the time of one generation went, in seconds, and how many ticks it took.
-
-    ``prefill_seconds`` ends with the first token. ``decode_engine_seconds`` is spent inside engine runs after that.
-    """
-
-    prefill_seconds: float = 0.0
-    decode_engine_seconds: float = 0.0
-    ticks: int = 0
+_MEASURED_CONTEXT = 128
 
 
 class Decoder:
     """The opened engines of a bundle. Safe to share between threads: every generation has workers of its own."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine) -> None:
+    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, draft: Engine | None = None) -> None:
         self.manifest = manifest
         self.spec = manifest.decoder
-        self._engines = (*stages, head)
-        self.workers = WorkerPool(manifest, stages, head)
+        self._engines = (*stages, head, *((draft,) if draft is not None else ()))
+        self.workers = WorkerPool(manifest, stages, head, draft)
+        precisions = {manifest.engine.precision, manifest.engine.head_precision}
+        self._rounds_by_rows = not precisions.isdisjoint(("int4", "int8"))
+        self._target_costs: PassCosts | None = None
+        self._draft_costs: PassCosts | None = None
+        self._measuring = threading.Lock()
 
     def decode(
-        self, prompt: Sequence[int], choose: Chooser, max_new_tokens: int, stats: DecodeStats | None = None
+        self,
+        prompt: Sequence[int],
+        choose: Chooser,
+        max_new_tokens: int,
+        stats: DecodeStats | None = None,
+        speculator: SpeculatorMaker | None = None,
+        ends: frozenset[int] = frozenset(),
     ) -> Generator[list[int], None, None]:
-        """Yield committed tokens, tick by tick, until ``max_new_tokens`` or the end of the context.
+        """Yield committed tokens, tick by tick, until ``max_new_tokens``, one of ``ends`` or the end of the context.
 
-        The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order.
+        The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order; what is
+        proposed (see `speculator`) changes only how many passes the same text takes.
 
         Raises:
             MisuseError: an empty prompt, or a token id outside the vocabulary.
@@ -58,8 +61,11 @@ class Decoder:
         self.check_prompt(prompt)
         room = min(max_new_tokens, self.spec.max_positions - len(prompt))
         stats = stats if stats is not None else DecodeStats()
-        with self.workers.lent(len(prompt) + room) as workers:
-            yield from _Generation(workers, self.spec, list(prompt), choose, room, stats).ticks()
+        least_rows = self._least_rows(speculator is not None)
+        with self.workers.lent(len(prompt) + room, least_rows) as workers:
+            proposing = speculator(workers) if speculator is not None else None
+            request = Request(list(prompt), choose, room, ends)
+            yield from Generation(workers, self.spec, request, stats, proposing).ticks()
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raises what `decode` raises for a prompt it cannot continue."""
@@ -78,110 +84,92 @@ class Decoder:
         self.check_prompt(tokens)
         with self.workers.lent(len(tokens)) as workers:
             workers.reset(switches_to_long(self.spec, len(tokens)))
-            return np.concatenate([workers.head.run(hidden).copy() for hidden in workers.prefill(tokens, LATTICE_ROWS)])
+            return np.concatenate([workers.logits(rows).copy() for rows in workers.prefill(tokens, LATTICE_ROWS)])
+
+    def speculator(self, speculation: Speculation) -> SpeculatorMaker | None:
+        """What makes the speculators of texts that are written so; None for plain decoding.
+
+        Measures, once, what passes cost on this machine, where that decides how much is proposed.
+
+        Raises:
+            MisuseError: the bundle has no draft head, or one that scores fewer tokens than asked for.
+        """
+        draft = self.manifest.draft
+        mode = speculation.resolved(draft is not None)
+        if mode == "off":
+            return None
+        drafting = draft is not None and "draft" in mode
+        top_k = speculation.top_k
+        if draft is not None and drafting:
+            top_k = top_k or draft.top_k
+            if top_k > draft.top_k:
+                raise MisuseError(f"top_k of a speculation is {top_k}, this bundle's head scores {draft.top_k} tokens")
+        budget = None
+        if speculation.adaptive:
+            costs = self.draft_costs() if drafting else None
+            budget = Budget(self.target_costs(), costs, self._least_rows(True))
+
+        def make(workers: SequenceWorkers) -> Speculator:
+            sources: list[Source] = []
+            if "lookup" in mode:
+                sources.append(LookupSource(speculation.lookup_depth))
+            if drafting and top_k is not None:
+                depth, tokens = speculation.draft_depth, speculation.tokens
+                sources.append(DraftSource(*workers.draft(), depth, top_k, tokens, budget))
+            return Speculator(sources, budget, speculation.tokens)
+
+        return make
+
+    def target_costs(self) -> PassCosts:
+        """What passes of the target cost here; measured when first asked for, in a fraction of a second."""
+        with self._measuring:
+            if self._target_costs is None:
+                self._target_costs = self._measure_target()
+            return self._target_costs
+
+    def draft_costs(self) -> PassCosts:
+        """What passes of the draft head cost here; measured when first asked for."""
+        with self._measuring:
+            if self._draft_costs is None:
+                self._draft_costs = self._measure_draft()
+            return self._draft_costs
 
     def close(self) -> None:
         """Close the engines."""
         for engine in self._engines:
             engine.close()
 
+    def _least_rows(self, speculating: bool) -> int:
+        """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
+        return 2 if self._rounds_by_rows and (speculating or self.manifest.draft is not None) else 1
 
-class _Generation:
-    """One text being written."""
+    def _measure_target(self) -> PassCosts:
+        context = min(_MEASURED_CONTEXT, self.spec.max_positions)
+        with self.workers.lent(context + MEASURED[-1]) as workers:
+            workers.reset(False)
+            for _ in workers.prefill([0] * context):
+                pass
 
-    def __init__(
-        self,
-        workers: SequenceWorkers,
-        spec: DecoderSpec,
-        prompt: list[int],
-        choose: Chooser,
-        room: int,
-        stats: DecodeStats,
-    ) -> None:
-        self._workers = workers
-        self._spec = spec
-        self._tokens = prompt
-        self._choose = choose
-        self._room = room
-        self._stats = stats
-        self._hidden: dict[Node, Array] = {}
+            def run(count: int) -> None:
+                for hidden in workers.prefill([0] * count):
+                    workers.logits(hidden)
+                for worker in workers.stages:
+                    worker.keep(context, [])
 
-    def ticks(self) -> Iterator[list[int]]:
-        """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
-        stats, start = self._stats, perf_counter()
-        self._long = switches_to_long(self._spec, len(self._tokens))
-        self._workers.reset(self._long)
-        committed = self._commit(self._prefill())
-        stats.prefill_seconds = perf_counter() - start
-        prefill_engine_seconds = self._workers.engine_seconds
-        yield committed
-        while self._room > 0:
-            committed = self._tick()
-            stats.ticks += 1
-            stats.decode_engine_seconds = self._workers.engine_seconds - prefill_engine_seconds
-            if committed:
-                yield committed
+            return PassCosts.measure(run)
 
-    def _prefill(self) -> dict[Node, Array]:
-        """Run the text so far; the logits after it belong to the anchor of a new lattice."""
-        *_, hidden = self._workers.prefill(self._tokens)
-        last, stages = len(self._tokens) - 1, len(self._workers.stages)
-        self._lattice = Lattice(stages, self._tokens[-1], last, [last] * stages)
-        return {self._lattice.anchor: self._workers.head.run(hidden[-1:])[0]}
+    def _measure_draft(self) -> PassCosts:
+        context = min(_MEASURED_CONTEXT, self.spec.max_positions)
+        with self.workers.lent(context) as workers:
+            worker, _ = workers.draft()
+            workers.reset(False)
+            spec = worker.spec
+            size = len(spec.boundaries), spec.hidden_size
+            states, above = np.zeros((MEASURED[-1], spec.hidden_size), np.float32), np.zeros((MEASURED[-1], 0), int)
+            worker.feed([np.zeros((context, *size), np.float32)], [0] * context)
 
-    def _tick(self) -> list[int]:
-        if not self._long and switches_to_long(self._spec, len(self._tokens)):
-            return self._start_over_long()
-        stages, lattice = self._workers.stages, self._lattice
-        passes = [(worker, nodes) for stage, worker in enumerate(stages) if (nodes := lattice.waiting(stage))]
-        for worker, nodes in passes:
-            self._load(worker, nodes)
-        for worker, _ in passes:
-            worker.run()
-        logits: dict[Node, Array] = {}
-        for worker, nodes in passes:
-            hidden = worker.output(worker.stage.last)
-            if worker is stages[-1]:
-                logits = dict(zip(nodes, self._workers.head.run(hidden), strict=True))
-            else:
-                self._hidden.update(zip(nodes, hidden.copy(), strict=True))
-        return self._commit(logits)
+            def run(count: int) -> None:
+                worker.forget_grown()
+                worker.step(states[:count], np.zeros(count, np.int64), 1, above[:count])
 
-    def _load(self, worker: StageWorker, nodes: list[Node]) -> None:
-        lattice, stage = self._lattice, nodes[0].depth
-        committed = len(self._tokens) - 1
-        x = (
-            np.array([node.token for node in nodes])
-            if stage == 0
-            else np.stack([self._hidden.pop(node) for node in nodes])
-        )
-        alone = len(nodes) == 1 and nodes[0] is lattice.anchor
-        first = worker.length
-        for row, node in enumerate(nodes, first):
-            node.rows.append(row)
-        visible = None if alone else [lattice.visible_rows(node, stage) for node in nodes]
-        worker.load(x, np.array([node.position for node in nodes]), visible, committed)
-
-    def _commit(self, logits: dict[Node, Array]) -> list[int]:
-        committed: list[int] = []
-        lattice = self._lattice
-        while self._room > 0 and lattice.anchor in logits:
-            token = self._choose(logits[lattice.anchor], lattice.anchor.position + 1)
-            committed.append(token)
-            self._room -= 1
-            lattice.commit(token)
-        if committed:
-            self._tokens += committed
-            start, kept = lattice.collapse()
-            for worker, rows in zip(self._workers.stages, kept, strict=True):
-                worker.keep(start, rows)
-            self._hidden = {node: self._hidden[node] for node in lattice.nodes if node in self._hidden}
-        return committed
-
-    def _start_over_long(self) -> list[int]:
-        """The text has outgrown the short rotary tables: run it again with the long ones, as transformers does."""
-        self._long = True
-        engine_seconds = self._workers.engine_seconds
-        self._workers.reset(True)
-        self._workers.head.engine_seconds = engine_seconds
-        return self._commit(self._prefill())
+            return PassCosts.measure(run)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 from wavekit.decoder import Decoder, DecodeStats
 from wavekit.sampling import Sampler, SamplingParams, SeenTokens
+from wavekit.speculation import Mode, Speculation, SpeculationStats
+from wavekit.speculator import SpeculatorMaker
 from wavekit.streaming import TextStream
 from wavekit.tokenizer import Tokenizer
 from wavekit_engines.bundle import Manifest, open_bundle
@@ -59,6 +62,7 @@ class GenerationResult:
     finish_reason: FinishReason
     prompt_tokens: int
     timings: Timings
+    speculation: SpeculationStats
 
 
 class GenerationStream(Iterator[str]):
@@ -121,6 +125,7 @@ class LLM:
         seed: int = 0,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] | None = None,
+        speculate: Mode | Speculation = "auto",
     ) -> GenerationResult:
         """Write a text after ``prompt`` and return it whole.
 
@@ -135,9 +140,12 @@ class LLM:
             seed: the draw for a position depends on seed and position only.
             stop: the text ends before any of these strings.
             stop_token_ids: tokens that end the text; None: those the checkpoint names.
+            speculate: who proposes tokens ahead of the model, or a `Speculation` with limits too. The text is the
+                same whatever it is; how fast it was written and why is in the result's ``speculation``.
 
         Raises:
-            MisuseError: a parameter out of range, an empty prompt, text for a bundle without tokenizer.
+            MisuseError: a parameter out of range, an empty prompt, text for a bundle without tokenizer, a draft for
+                a bundle without draft head.
             ContextLengthError: a prompt as long as the context or longer.
 
         Example:
@@ -145,7 +153,7 @@ class LLM:
             ' Paris.'
         """
         sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        stream = self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids)
+        stream = self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids, speculate)
         for _ in stream:
             pass
         return stream.result
@@ -163,6 +171,7 @@ class LLM:
         seed: int = 0,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] | None = None,
+        speculate: Mode | Speculation = "auto",
     ) -> GenerationStream:
         """Like `generate`, piece by piece: whole characters only, and nothing of a stop string.
 
@@ -171,7 +180,7 @@ class LLM:
             ...     print(piece, end="", flush=True)
         """
         sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        return self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids)
+        return self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids, speculate)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt; ids pass through as they are."""
@@ -195,6 +204,7 @@ class LLM:
         sampling: SamplingParams,
         stop: str | Sequence[str],
         stop_token_ids: Sequence[int] | None,
+        speculate: Mode | Speculation,
     ) -> GenerationStream:
         """Check everything now, so that a mistake is raised here and not at the first piece."""
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -206,11 +216,12 @@ class LLM:
         text = TextStream(self.tokenizer, stop) if self.tokenizer is not None else None
         ending = self.manifest.generation.stop_token_ids if stop_token_ids is None else tuple(stop_token_ids)
         sampler = Sampler(sampling, self.manifest.decoder.vocab_size)
-        return GenerationStream(self._pieces(ids, max_new_tokens, sampler, text, frozenset(ending)))
+        speculation = speculate if isinstance(speculate, Speculation) else Speculation(speculate)
+        mode, maker = speculation.resolved(self.manifest.draft is not None), self.decoder.speculator(speculation)
+        return GenerationStream(self._pieces(_Job(ids, max_new_tokens, sampler, text, frozenset(ending), mode, maker)))
 
-    def _pieces(
-        self, ids: list[int], max_new_tokens: int, sampler: Sampler, text: TextStream | None, ending: frozenset[int]
-    ) -> Generator[str, None, GenerationResult]:
+    def _pieces(self, job: "_Job") -> Generator[str, None, GenerationResult]:
+        ids, sampler, text = job.prompt, job.sampler, job.text
         stats, committed, written = DecodeStats(), list[int](), list[str]()
         context = SeenTokens()
         context.add(ids)
@@ -222,7 +233,7 @@ class LLM:
 
         finish: FinishReason = "length"
         start, paused = perf_counter(), 0.0
-        ticks = self.decoder.decode(ids, choose, max_new_tokens, stats)
+        ticks = self.decoder.decode(ids, choose, job.max_new_tokens, stats, job.maker, job.ends)
         try:
             for token in (token for tokens in ticks for token in tokens):
                 committed.append(token)
@@ -234,7 +245,7 @@ class LLM:
                         yield piece
                     finally:
                         paused += perf_counter() - handed_over
-                if token in ending or (text is not None and text.stop_string is not None):
+                if token in job.ends or (text is not None and text.stop_string is not None):
                     finish = "stop"
                     break
         except _ClosedEarlyError:
@@ -249,7 +260,21 @@ class LLM:
                 yield rest
         if text is not None and text.stop_string is not None:  # the last characters may have completed one
             finish = "stop"
-        return GenerationResult(tuple(committed), "".join(written), finish, len(ids), timings)
+        speculation = _speculation(job.mode, stats, timings, len(committed))
+        return GenerationResult(tuple(committed), "".join(written), finish, len(ids), timings, speculation)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One generation, checked and ready to start."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    sampler: Sampler
+    text: TextStream | None
+    ends: frozenset[int]
+    mode: Mode
+    maker: SpeculatorMaker | None
 
 
 def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True) -> LLM:
@@ -272,7 +297,9 @@ def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = T
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
     stages = [OrtEngine(bundle.path, stage.graph, threads) for stage in bundle.manifest.stages]
-    decoder = Decoder(bundle.manifest, stages, OrtEngine(bundle.path, bundle.manifest.head, threads))
+    head, draft = OrtEngine(bundle.path, bundle.manifest.head, threads), bundle.manifest.draft
+    draft_engine = OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None
+    decoder = Decoder(bundle.manifest, stages, head, draft_engine)
     return LLM(bundle.manifest, decoder, tokenizer)
 
 
@@ -291,4 +318,21 @@ def _timings(stats: DecodeStats, seconds: float, new_tokens: int) -> Timings:
         tokens_per_second=(new_tokens - 1) / decode,
         host_share=1.0 - stats.decode_engine_seconds / decode,
         ticks=stats.ticks,
+    )
+
+
+def _speculation(mode: Mode, stats: DecodeStats, timings: Timings, new_tokens: int) -> SpeculationStats:
+    counts, engine = stats.speculation, stats.decode_engine_seconds
+    passed = zip_longest(counts.accepted_at, counts.proposed_at, fillvalue=0)
+    return SpeculationStats(
+        mode=mode,
+        passes=stats.passes,
+        tau=(new_tokens - 1) / stats.passes if stats.passes else 1.0,
+        proposed=counts.proposed,
+        accepted=sum(counts.accepted_at),
+        acceptance=tuple(accepted / proposed for accepted, proposed in passed),
+        silent=counts.silent,
+        draft_seconds=stats.draft_engine_seconds,
+        target_seconds=engine - stats.draft_engine_seconds,
+        host_seconds=timings.decode_seconds - engine,
     )

@@ -1,7 +1,7 @@
 """The workers of one sequence, and the pool that lends them to generations.
 
-A set of workers holds the cache of one text: one worker a stage and one for the head. Making one binds a buffer for
-every layer, so finished generations leave theirs for the next.
+A set of workers holds the cache of one text: one worker a stage, one for the head, and one for the draft head once
+it is asked for. Making one binds a buffer for every layer, so finished generations leave theirs for the next.
 """
 
 import threading
@@ -10,8 +10,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from wavekit.draft_worker import DraftWorker
 from wavekit.head_worker import HeadWorker
 from wavekit.stage_worker import StageWorker
+from wavekit.tap_rows import TapRows
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine
@@ -27,7 +29,9 @@ _KEPT = 2
 class SequenceWorkers:
     """One worker a stage, and one for the head, with room for ``capacity`` cache rows."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, capacity: int) -> None:
+    def __init__(
+        self, manifest: Manifest, stages: Sequence[Engine], head: Engine, capacity: int, draft: Engine | None = None
+    ) -> None:
         spec, dtype = manifest.decoder, manifest.engine.compute_dtype
         self.capacity = capacity
         self.stages = [
@@ -35,17 +39,63 @@ class SequenceWorkers:
             for engine, info in zip(stages, manifest.stages, strict=True)
         ]
         self.head = HeadWorker(head, spec, dtype, LATTICE_ROWS)
+        self._manifest = manifest
+        self._draft_engine = draft
+        self._draft: DraftWorker | None = None
+        self._taps: list[TapRows] = []
+        self._least_rows = 1
 
-    def reset(self, long: bool) -> None:
-        """Forget the text; ``long`` picks the rotary tables for long sequences."""
+    def lend(self, least_rows: int) -> None:
+        """Begin another generation, whose every pass has at least so many rows, and which has no draft so far."""
+        self._least_rows = least_rows
+        for worker in self.stages:
+            worker.least_rows = least_rows
+            worker.taps = None
+
+    def draft(self) -> tuple[DraftWorker, list[TapRows]]:
+        """The worker of the draft head, and the rows of the target that it reads: for this generation they are kept."""
+        info = self._manifest.draft
+        assert info is not None
+        assert self._draft_engine is not None
+        dtype = self._manifest.engine.compute_dtype
+        if self._draft is None:
+            self._draft = DraftWorker(self._draft_engine, info, dtype, self.capacity, PREFILL_CHUNK)
+            self._taps = [
+                TapRows(boundaries, info.spec.hidden_size, PREFILL_CHUNK + 4 * LATTICE_ROWS, dtype)
+                for boundaries in _tapped(self._manifest, info.spec.boundaries)
+            ]
+        tapping = []
+        for worker, taps in zip(self.stages, self._taps, strict=True):
+            if taps.boundaries:
+                taps.clear()
+                worker.taps = taps
+                tapping.append(taps)
+        return self._draft, tapping
+
+    def reset(self, long: bool, length: int = 0) -> None:
+        """Forget the text; ``long`` picks the rotary tables for long sequences, the next text has ``length`` tokens."""
         for worker in self.stages:
             worker.reset(long)
         self.head.engine_seconds = 0.0
+        if self._draft is not None:
+            self._draft.reset(length)
 
     @property
     def engine_seconds(self) -> float:
         """Time inside engine runs since the last reset."""
-        return self.head.engine_seconds + sum(worker.engine_seconds for worker in self.stages)
+        return self.head.engine_seconds + sum(worker.engine_seconds for worker in self.stages) + self.draft_seconds
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time inside runs of the draft head since the last reset."""
+        return self._draft.engine_seconds if self._draft is not None else 0.0
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits float32 [n, V] for rows [n, H] of the last boundary; overwritten by the next call."""
+        count = len(hidden)
+        if count < self._least_rows:
+            hidden = np.repeat(hidden, self._least_rows, axis=0)
+        return self.head.run(hidden)[:count]
 
     def prefill(self, tokens: Sequence[int], chunk: int = PREFILL_CHUNK) -> Iterator[Array]:
         """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H]."""
@@ -63,15 +113,19 @@ class SequenceWorkers:
 class WorkerPool:
     """Lends sets of workers; any number may be out at once."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine) -> None:
-        self._manifest, self._stages, self._head = manifest, stages, head
+    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, draft: Engine | None = None) -> None:
+        self._manifest, self._stages, self._head, self._draft = manifest, stages, head, draft
         self._free: list[SequenceWorkers] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def lent(self, length: int) -> Iterator[SequenceWorkers]:
-        """A set with room for a text of ``length`` tokens and its lattice, for the time of the block."""
+    def lent(self, length: int, least_rows: int = 1) -> Iterator[SequenceWorkers]:
+        """A set with room for a text of ``length`` tokens and its lattice, for the time of the block.
+
+        Passes have at least ``least_rows`` rows, see `stage_worker`.
+        """
         workers = self._take(length + LATTICE_ROWS)
+        workers.lend(least_rows)
         try:
             yield workers
         finally:
@@ -89,7 +143,16 @@ class WorkerPool:
         capacity = min(
             max(_MIN_CAPACITY, 1 << (rows - 1).bit_length()), self._manifest.decoder.max_positions + LATTICE_ROWS
         )
-        return SequenceWorkers(self._manifest, self._stages, self._head, capacity)
+        return SequenceWorkers(self._manifest, self._stages, self._head, capacity, self._draft)
+
+
+def _tapped(manifest: Manifest, boundaries: Sequence[int]) -> list[list[int]]:
+    """For each stage, those of the boundaries that it is the first to put out, ascending."""
+    left, tapped = {*boundaries}, list[list[int]]()
+    for stage in manifest.stages:
+        tapped.append(sorted(left.intersection(stage.boundaries)))
+        left -= {*tapped[-1]}
+    return tapped
 
 
 def switches_to_long(spec: DecoderSpec, length: int) -> bool:

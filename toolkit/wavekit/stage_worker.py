@@ -3,6 +3,10 @@
 A pass is two steps: `StageWorker.load` copies the new rows' inputs in, takes cache rows and lays out the masks;
 `StageWorker.run` runs the engine. Between the two no other worker is involved, so all stages of a tick can be loaded
 first and run on lanes of their own. Which rows may see which is the caller's knowledge, given as row numbers.
+
+Kernels for quantized weights round a pass of one row otherwise than passes of several, which agree among themselves.
+Where texts must not depend on how many rows a pass has, ``least_rows`` is 2: a shorter pass runs with a copy of its
+last row behind it, which no row sees and which takes no cache row: the next pass writes over what it left.
 """
 
 from collections.abc import Sequence
@@ -10,14 +14,13 @@ from time import perf_counter
 
 import numpy as np
 
+from wavekit.masks import Mask, mask_columns
+from wavekit.tap_rows import TapRows
 from wavekit_engines.bundle import StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.engine import Array, Binding, Engine
+from wavekit_engines.engine import Array, Engine
 from wavekit_engines.kv_cache import KVCache
 from wavekit_engines.rope import rope_tables
-
-_HIDDEN = -np.inf
-_MASK_COLUMNS = 64
 
 
 class StageWorker:
@@ -29,6 +32,9 @@ class StageWorker:
         self.stage = stage
         self.capacity = capacity
         self.engine_seconds = 0.0
+        self.least_rows = 1
+        self.taps: TapRows | None = None
+        """Where the tapped boundaries of every pass are kept, while somebody reads them."""
         self._spec = spec
         self._dtype = dtype
         self._binding = engine.bind()
@@ -39,9 +45,10 @@ class StageWorker:
         self._last_rows = np.zeros(1, np.int32)
         self._total_rows = np.zeros(1, np.int32)
         self._outputs = {k: np.zeros((max_pass, spec.hidden_size), dtype) for k in stage.boundaries}
-        self._loaded = 0
+        self._rows = range(0)
+        self._bound = 0
         windows = dict.fromkeys(layer.window for layer in spec.layers[stage.first : stage.last])
-        self._masks = [_Mask(self._binding, window, max_pass * capacity, dtype) for window in windows]
+        self._masks = [Mask(self._binding, window, max_pass * capacity, dtype) for window in windows]
         self._long = False
         self._bind_fixed()
 
@@ -74,6 +81,8 @@ class StageWorker:
         """Forget every row; ``long`` picks the rotary tables for long sequences (see `RopeSpec`)."""
         self._cache.length = 0
         self.engine_seconds = 0.0
+        if self.taps is not None:
+            self.taps.clear()
         if long != self._long:
             self._long = long
             self._bind_rope()
@@ -91,17 +100,22 @@ class StageWorker:
             committed: rows below this are seen by every new row.
         """
         count = len(positions)
-        rows = self._cache.append(count)
-        self._row_positions[rows.start : rows.stop] = positions
+        self._rows = rows = self._cache.append(count)
         self._x[:count] = x
         self._positions[:count] = positions
-        self._last_rows[0] = rows.stop - 1
-        columns = min(-(-rows.stop // _MASK_COLUMNS) * _MASK_COLUMNS, self.capacity)
+        if count < self.least_rows:
+            self._x[count : self.least_rows] = self._x[count - 1]
+            self._positions[count : self.least_rows] = positions[-1]
+            count = self.least_rows
+        run = range(rows.start, rows.start + count)
+        self._row_positions[run.start : run.stop] = self._positions[:count]
+        self._last_rows[0] = run.stop - 1
+        columns = mask_columns(run.stop, self.capacity)
         self._total_rows[0] = columns
-        if count != self._loaded:
+        if count != self._bound:
             self._bind_pass(count)
         for mask in self._masks:
-            mask.lay_out(rows, columns, self._row_positions, visible, committed)
+            mask.lay_out(run, columns, self._row_positions, visible, committed)
         return rows
 
     def _bind_pass(self, count: int) -> None:
@@ -110,17 +124,19 @@ class StageWorker:
         self._binding.bind_input("positions", self._positions[None, :count])
         for boundary, buffer in self._outputs.items():
             self._binding.bind_output(f"boundary_{boundary}", buffer[None, :count])
-        self._loaded = count
+        self._bound = count
 
     def run(self) -> None:
         """Run the loaded pass and wait for it."""
         start = perf_counter()
         self._binding.run()
         self.engine_seconds += perf_counter() - start
+        if self.taps is not None:
+            self.taps.store(self._rows, [self.output(boundary) for boundary in self.taps.boundaries])
 
     def output(self, boundary: int) -> Array:
         """Hidden states [S, H] at a boundary this stage puts out, of the last pass; overwritten by the next."""
-        rows: Array = self._outputs[boundary][: self._loaded]
+        rows: Array = self._outputs[boundary][: len(self._rows)]
         return rows
 
     def keep(self, start: int, rows: Sequence[int]) -> None:
@@ -128,53 +144,5 @@ class StageWorker:
         if rows and rows[-1] - start >= len(rows):
             self._row_positions[start : start + len(rows)] = self._row_positions[list(rows)]
         self._cache.keep(start, rows)
-
-
-class _Mask:
-    """What is added to the scores of the layers with one attention window: [1, 1, S, T], 0 or minus infinity.
-
-    Causality by row number is the attention's own, so a continuation whose rows are all within the window needs only
-    zeros. T is rounded up, since binding another shape costs more than the pass's whole host work; the attention never
-    reads the columns of rows not in use.
-    """
-
-    def __init__(self, binding: Binding, window: int | None, cells: int, dtype: str) -> None:
-        self._binding, self._window = binding, window
-        # Pages that are not written take no memory.
-        self._zeros = np.zeros(cells, dtype)
-        self._cells = np.zeros(cells, dtype)
-        self._bound: tuple[bool, tuple[int, ...]] | None = None
-
-    def lay_out(
-        self,
-        rows: range,
-        columns: int,
-        row_positions: Array,
-        visible: Sequence[Sequence[int]] | None,
-        committed: int,
-    ) -> None:
-        """Write and bind the mask of a pass; arguments as for `StageWorker.load`."""
-        count, window = len(rows), self._window
-        beyond_window = window is not None and rows.stop > window
-        written = visible is not None or beyond_window
-        shape = (1, 1, count, columns)
-        cells = (self._cells if written else self._zeros)[: count * columns].reshape(shape)
-        if (written, shape) != self._bound:
-            self._binding.bind_input(mask_name(window), cells)
-            self._bound = (written, shape)
-        if not written:
-            return
-        mask = cells[0, 0]
-        mask[:] = 0
-        if visible is not None:
-            mask[:, committed:] = _HIDDEN
-            for index, seen in enumerate(visible):
-                mask[index, [*seen, rows.start + index]] = 0
-        if window is not None and beyond_window:
-            first_seen = row_positions[rows.start : rows.stop, None] - window + 1
-            mask[:, : rows.stop][row_positions[None, : rows.stop] < first_seen] = _HIDDEN
-
-
-def mask_name(window: int | None) -> str:
-    """The graph input that masks the layers of this window."""
-    return "mask" if window is None else f"mask_{window}"
+        if self.taps is not None:
+            self.taps.keep(start, rows)

@@ -1,0 +1,176 @@
+"""One text being written: ticks over the stages, proposals before them, commits after them.
+
+A tick loads every stage that has nodes waiting, runs them, and commits as far as the target's choices are known. With
+one stage and nobody who proposes it is plain decoding; proposals only ever save passes, since what is committed is the
+choice made from the final logits of the committed prefix. Token ids only: no text, no files.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from wavekit.lattice import Lattice, Node
+from wavekit.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.speculation import SpeculationCounts
+from wavekit.speculator import Speculator
+from wavekit.stage_worker import StageWorker
+from wavekit_engines.decoder_spec import DecoderSpec
+from wavekit_engines.engine import Array
+
+Chooser = Callable[[Array, int], int]
+"""The target's choice: logits float32 [V] for a position, and that position, to a token id."""
+
+
+@dataclass
+class DecodeStats:
+    """Where the time of one generation went, in seconds, and how many ticks and passes it took.
+
+    ``prefill_seconds`` ends with the first token. ``decode_engine_seconds`` is spent inside engine runs after that,
+    ``draft_engine_seconds`` of it inside the draft head's. ``passes`` counts the ticks that committed something.
+    """
+
+    prefill_seconds: float = 0.0
+    decode_engine_seconds: float = 0.0
+    draft_engine_seconds: float = 0.0
+    ticks: int = 0
+    passes: int = 0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be written: up to ``room`` tokens after ``prompt``, as ``choose`` says, or up to one of ``ends``."""
+
+    prompt: list[int]
+    choose: Chooser
+    room: int
+    ends: frozenset[int]
+
+
+class Generation:
+    """One text being written."""
+
+    def __init__(
+        self,
+        workers: SequenceWorkers,
+        spec: DecoderSpec,
+        request: Request,
+        stats: DecodeStats,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self._workers = workers
+        self._spec = spec
+        self._tokens = [*request.prompt]
+        self._choose = request.choose
+        self._room = request.room
+        self._ends = request.ends
+        self._stats = stats
+        self._speculator = speculator
+        if speculator is not None:
+            stats.speculation = speculator.counts
+        self._asked: Node | None = None  # the anchor that proposals were last made for
+        self._hidden: dict[Node, Array] = {}
+        self._engine_seconds = 0.0  # before the text started over, see `_reset`
+        self._draft_seconds = 0.0
+
+    def ticks(self) -> Iterator[list[int]]:
+        """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
+        stats, workers, start = self._stats, self._workers, perf_counter()
+        self._reset(switches_to_long(self._spec, len(self._tokens)))
+        committed = self._commit(self._prefill())
+        stats.prefill_seconds = perf_counter() - start
+        self._engine_seconds, self._draft_seconds = -workers.engine_seconds, -workers.draft_seconds
+        yield committed
+        while self._room > 0:
+            committed = self._tick()
+            stats.ticks += 1
+            stats.decode_engine_seconds = self._engine_seconds + workers.engine_seconds
+            stats.draft_engine_seconds = self._draft_seconds + workers.draft_seconds
+            if committed:
+                stats.passes += 1
+                yield committed
+
+    def _reset(self, long: bool) -> None:
+        """Forget what has run; the time it took stays counted."""
+        self._engine_seconds += self._workers.engine_seconds
+        self._draft_seconds += self._workers.draft_seconds
+        self._long = long
+        self._workers.reset(long, len(self._tokens))
+
+    def _prefill(self) -> dict[Node, Array]:
+        """Run the text so far; the logits after it belong to the anchor of a new lattice."""
+        for rows in self._workers.prefill(self._tokens):
+            hidden = rows
+            if self._speculator is not None:
+                self._speculator.follow(self._tokens)
+        last, stages = len(self._tokens) - 1, len(self._workers.stages)
+        self._lattice = Lattice(stages, self._tokens[-1], last, [last] * stages)
+        return {self._lattice.anchor: self._workers.logits(hidden[-1:])[0]}
+
+    def _tick(self) -> list[int]:
+        if not self._long and switches_to_long(self._spec, len(self._tokens)):
+            return self._start_over_long()
+        lattice, stages = self._lattice, self._workers.stages
+        if self._speculator is not None and self._asked is not lattice.anchor:
+            self._asked = lattice.anchor
+            self._speculator.propose(lattice, self._tokens, self._depth())
+        passes = [(worker, nodes) for stage, worker in enumerate(stages) if (nodes := lattice.waiting(stage))]
+        for worker, nodes in passes:
+            self._load(worker, nodes)
+        for worker, _ in passes:
+            worker.run()
+        logits: dict[Node, Array] = {}
+        for worker, nodes in passes:
+            hidden = worker.output(worker.stage.last)
+            if worker is stages[-1]:
+                logits = dict(zip(nodes, self._workers.logits(hidden), strict=True))
+            else:
+                self._hidden.update(zip(nodes, hidden.copy(), strict=True))
+        return self._commit(logits)
+
+    def _depth(self) -> int:
+        """How far behind the anchor a proposal is of use: the text may end, or change its rotary tables, before."""
+        short = [rope.switch_length for rope in self._spec.ropes.values() if rope.switch_length and not self._long]
+        return min([self._room - 1, *(length - len(self._tokens) for length in short)])
+
+    def _load(self, worker: StageWorker, nodes: list[Node]) -> None:
+        lattice, stage = self._lattice, nodes[0].depth
+        committed = len(self._tokens) - 1
+        x = (
+            np.array([node.token for node in nodes])
+            if stage == 0
+            else np.stack([self._hidden.pop(node) for node in nodes])
+        )
+        alone = len(nodes) == 1 and nodes[0] is lattice.anchor
+        first = worker.length
+        for row, node in enumerate(nodes, first):
+            node.rows.append(row)
+        visible = None if alone else [lattice.visible_rows(node, stage) for node in nodes]
+        worker.load(x, np.array([node.position for node in nodes]), visible, committed)
+
+    def _commit(self, logits: dict[Node, Array]) -> list[int]:
+        committed: list[int] = []
+        lattice = self._lattice
+        nodes = len(lattice.nodes)
+        while self._room > 0 and lattice.anchor in logits:
+            token = self._choose(logits[lattice.anchor], lattice.anchor.position + 1)
+            committed.append(token)
+            self._room = self._room - 1 if token not in self._ends else 0
+            lattice.commit(token)
+        if committed:
+            if self._asked is not None and self._speculator is not None:
+                self._speculator.learn(committed, len(committed) + nodes - len(lattice.nodes))
+            self._tokens += committed
+            start, kept = lattice.collapse()
+            for worker, rows in zip(self._workers.stages, kept, strict=True):
+                worker.keep(start, rows)
+            self._hidden = {node: self._hidden[node] for node in lattice.nodes if node in self._hidden}
+        return committed
+
+    def _start_over_long(self) -> list[int]:
+        """The text has outgrown the short rotary tables: run it again with the long ones, as transformers does."""
+        self._reset(True)
+        self._asked = None
+        return self._commit(self._prefill())

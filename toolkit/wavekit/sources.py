@@ -1,0 +1,89 @@
+"""What proposes how a text goes on, and the tree its proposals form.
+
+A `Source` adds candidates below the anchor, each with the chance it gives the target to get there. Several sources may
+add to the same tree; what is worth running is chosen from all of them together. Wrong proposals cost time and never
+change the text. Nothing here knows engines or logits.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from wavekit.lattice import Lattice, Node
+from wavekit_engines.engine import Array
+
+Silence = Literal["no match", "does not pay", "beyond the draft's context", "end of text"]
+"""Why nothing was proposed."""
+
+ANCHOR = -1
+"""The anchor as the parent of a candidate."""
+
+
+class Candidates:
+    """A tree of tokens below the anchor, at most ``depth`` of them in a row.
+
+    Candidates are numbered from 0 in the order they are added, parents before children; the anchor is `ANCHOR`.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._known: dict[tuple[int, int], int] = {}
+        self._parents: list[int] = []
+        self._tokens: list[int] = []
+        self._depths: list[int] = []
+        self._chances: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """A candidate below another or below the anchor; one that is there already keeps the better chance.
+
+        ``chance`` is that of the whole way from the anchor, so it is at most the parent's.
+        """
+        number = self._known.get((parent, token))
+        if number is None:
+            number = self._known[parent, token] = len(self._tokens)
+            self._parents.append(parent)
+            self._tokens.append(token)
+            self._depths.append(1 if parent == ANCHOR else self._depths[parent] + 1)
+            self._chances.append(chance)
+        elif chance > self._chances[number]:
+            self._chances[number] = chance
+        return number
+
+    def chances(self) -> Array:
+        """The chances of all candidates, float64, falling."""
+        return -np.sort(-np.array(self._chances))
+
+    def place(self, count: int, lattice: Lattice) -> int:
+        """Propose the ``count`` likeliest to the lattice and return the depth of the deepest.
+
+        Chances fall along a path and parents come first among equals, so every parent of a chosen one is chosen.
+        """
+        order = np.argsort(-np.array(self._chances), kind="stable")[:count].tolist()
+        nodes: dict[int, Node] = {ANCHOR: lattice.anchor}
+        for number in order:
+            nodes[number] = lattice.propose(nodes[self._parents[number]], self._tokens[number])
+        return max((self._depths[number] for number in order), default=0)
+
+
+class Source(Protocol):
+    """Proposes how one text goes on.
+
+    `propose` is asked once for every anchor, before the tick that follows its commit; the anchor may have run some
+    stages already. `learn` is told what was committed before `propose` is asked again.
+    """
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Take in that the target has run another part of the prompt ``text``; called after each."""
+        ...
+
+    def propose(self, candidates: Candidates, text: Sequence[int]) -> Silence | None:
+        """Add candidates that may follow ``text``, whose last token is the anchor; or say why there are none."""
+        ...
+
+    def learn(self, committed: Sequence[int]) -> None:
+        """Take in the tokens that were committed after the anchor of the last `propose`."""
+        ...

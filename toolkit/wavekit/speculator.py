@@ -1,0 +1,68 @@
+"""Everything that proposes for one text: its sources, what bounds their tree, and the count of what came true."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from wavekit.budget import Budget
+from wavekit.lattice import Lattice
+from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers
+from wavekit.sources import Candidates, Silence, Source
+from wavekit.speculation import MOST_TOKENS, SpeculationCounts
+
+
+class Speculator:
+    """Lets sources propose below every new anchor, and runs what pays."""
+
+    def __init__(self, sources: Sequence[Source], budget: Budget | None = None, most: int = MOST_TOKENS) -> None:
+        """Run at most ``most`` proposals a pass; those that ``budget`` finds worth it, or all for None."""
+        self.counts = SpeculationCounts()
+        self._sources = sources
+        self._budget = budget
+        self._most = most
+        self._deepest = 0
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Another part of the prompt has run."""
+        for source in self._sources:
+            source.follow(text)
+
+    def propose(self, lattice: Lattice, text: Sequence[int], depth: int) -> None:
+        """Put proposals below the anchor, at most ``depth`` in a row; once for every anchor, before it is decided."""
+        self._deepest = 0
+        room = min(self._most, LATTICE_ROWS - len(lattice.nodes))
+        if depth < 1 or room < 1:
+            self._count_silence("end of text")
+            return
+        candidates = Candidates(min(depth, room))
+        reasons = [source.propose(candidates, text) for source in self._sources]
+        count = min(len(candidates), room)
+        if count and self._budget is not None:
+            count = self._budget.best(candidates.chances()[:count])[0]
+        if not count:
+            spoken = [reason for reason in reasons if reason is not None]
+            self._count_silence(spoken[-1] if spoken and not len(candidates) else "does not pay")
+            return
+        before = len(lattice.nodes)
+        self._deepest = candidates.place(count, lattice)
+        self.counts.proposed += len(lattice.nodes) - before
+        _count(self.counts.proposed_at, self._deepest)
+
+    def learn(self, committed: Sequence[int], accepted: int) -> None:
+        """After an anchor, these tokens were committed, the first ``accepted`` of them as proposed."""
+        _count(self.counts.accepted_at, min(accepted, self._deepest))
+        for source in self._sources:
+            source.learn(committed)
+
+    def _count_silence(self, reason: Silence) -> None:
+        self.counts.silent[reason] = self.counts.silent.get(reason, 0) + 1
+
+
+SpeculatorMaker: TypeAlias = Callable[[SequenceWorkers], Speculator]
+"""Makes the speculator of one generation, for the workers that it was lent."""
+
+
+def _count(passes: list[int], depth: int) -> None:
+    """One more pass at every position up to ``depth``."""
+    passes.extend([0] * (depth - len(passes)))
+    for position in range(depth):
+        passes[position] += 1
