@@ -6,12 +6,10 @@ vLLM takes them for, rotary parameters in both spellings, options where each of 
 
 from typing import Any
 
-from wavekit_engines.draft_formats.head_config import ACTIVATIONS, CARRIED, OWN
+from wavekit_engines.draft_formats.head_config import ACTIVATIONS, CARRIED, DEFAULT_PROPOSAL, OWN
 from wavekit_engines.draft_formats.layouts import IDS, Layout
 from wavekit_engines.draft_formats.rope_config import write_rope
 from wavekit_engines.draft_spec import Draft, DraftSpec
-
-_PROPOSAL = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
 
 
 def write_config(draft: Draft, layout: Layout) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _speculators_config(draft: Draft) -> dict[str, Any]:
     return {
         "algorithm": "eagle3",
         "default_proposal_method": "greedy",
-        "proposal_methods": draft.carried.get("proposal_methods", [_PROPOSAL]),
+        "proposal_methods": draft.carried.get("proposal_methods", [DEFAULT_PROPOSAL]),
         "verifier": {"name_or_path": None, "architectures": [], **draft.carried.get("verifier", {})},
     }
 

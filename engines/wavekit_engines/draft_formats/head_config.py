@@ -19,6 +19,12 @@ from wavekit_engines.errors import CheckpointError, MisuseError, UnsupportedMode
 OWN = "wavekit"
 """Key of a dictionary with what no format has a field for; whatever else reads the file ignores it."""
 
+DEFAULT_PROPOSAL: dict[str, Any] = {
+    **{"proposal_type": "greedy", "speculative_tokens": 5},
+    **{"verifier_accept_k": 1, "accept_tolerance": 0.0},
+}
+"""How a server is told to draft where nobody said it, in the words of speculators."""
+
 CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _DEFAULTS = {
@@ -283,8 +289,8 @@ def _verifier(outer: ConfigReader) -> dict[str, Any]:
         raise UnsupportedModelError(f"speculators_config is for {algorithm!r}; only eagle3 is read")
     methods, verifier = settings.get("proposal_methods"), settings.get("verifier")
     found: dict[str, Any] = {}
-    if isinstance(verifier, Mapping):
+    if isinstance(verifier, Mapping) and any(verifier.values()):
         found["verifier"] = dict(verifier)
-    if isinstance(methods, list) and methods:
+    if isinstance(methods, list) and methods not in ([], [DEFAULT_PROPOSAL]):
         found["proposal_methods"] = methods
     return found

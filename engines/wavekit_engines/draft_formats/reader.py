@@ -80,6 +80,7 @@ def read_draft(
         taps = tuple(boundaries) if boundaries is not None else head.boundaries or head.own.boundaries or rule
         if taps is None:
             raise MisuseError(_ids_are_missing(layout))
+        _check_count(taps, head, tensors, MisuseError if boundaries is not None else CheckpointError)
         draft = _assemble(head, layout, taps, target, tensors)
         if target is not None:
             check_target(draft, target)
@@ -114,7 +115,6 @@ def _assemble(
     if layers is None and target is not None:
         layers = target.num_layers
     check_boundaries(taps, layers)
-    _check_count(taps, head, tensors)
     spec = DraftSpec(
         boundaries=taps,
         target_layers=layers,
@@ -153,15 +153,15 @@ def _assemble(
     )
 
 
-def _check_count(taps: tuple[int, ...], head: HeadConfig, tensors: Mapping[str, StoredTensor]) -> None:
+def _check_count(
+    taps: tuple[int, ...], head: HeadConfig, tensors: Mapping[str, StoredTensor], error: type[WavekitError]
+) -> None:
     if head.taps is not None and head.taps != len(taps):
-        raise CheckpointError(
-            f"num_aux_hidden_states is {head.taps}, but the boundaries are {list(taps)}: {GIVE_BOUNDARIES}"
-        )
+        raise error(f"num_aux_hidden_states is {head.taps}, but the boundaries are {list(taps)}: {GIVE_BOUNDARIES}")
     fc = tensors.get("fc.weight")
     if fc is not None and fc.shape != (head.hidden_size, len(taps) * head.hidden_size):
         taken = f"{fc.shape[-1] / head.hidden_size:g}" if fc.shape else "0"
-        raise CheckpointError(
+        raise error(
             f"fc.weight has the shape {list(fc.shape)}, for {taken} states of {head.hidden_size} numbers, but the "
             f"boundaries are {list(taps)}: if you know the right {taken}, {GIVE_BOUNDARIES}"
         )
