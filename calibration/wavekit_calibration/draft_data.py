@@ -5,19 +5,17 @@ token t with the embedding of token t + 1 and predicts token t + 2 (see `wavekit
 P - 1 .. L - 3 predict answer tokens and are trained, A - 1 of them; the rows before them only give keys. The target's
 distribution for row t, k steps ahead, is the one at position t + 1 + k.
 
-States are captured once and kept on disk in half precision, memory-mapped, so that later epochs cost no pass of the
-target. The distribution is kept as the final state it comes from: over a draft vocabulary it is two to ten times
-smaller and costs a few percent of a training step to unfold.
+States are captured once and kept on disk in half precision, so that later epochs cost no pass of the target. The
+distribution is kept as the final state it comes from: over a draft vocabulary it is two to ten times smaller and costs
+a few percent of a training step to unfold.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
 
 from wavekit_calibration.hidden_states import capture
 from wavekit_calibration.measure import Progress, plan_batches
@@ -46,114 +44,77 @@ class AnsweredText:
 
 
 class StateStore:
-    """The target's states on every text, by boundary; slots of one array a boundary, in the order of the texts.
+    """The target's states on every text, one file a text: what it takes to train without the target.
 
-    ``taps`` holds rows 0..L-3 of each text for every captured boundary but N; ``final`` boundary N at positions
-    P..L-2, and ``likeliest`` the target's choice there.
+    A file holds ``taps`` [L - 2, C, H], rows 0..L-3 at the C captured boundaries, ``final`` [A - 1, H], boundary N at
+    positions P..L-2, and ``likeliest`` int64 [A - 1], the target's choice there. States are float16, or bfloat16 in
+    files where that has no room. A file that is there is complete, so an interrupted capture goes on where it was.
     """
 
-    def __init__(self, folder: Path, texts: Sequence[AnsweredText], boundaries: Sequence[int], hidden: int) -> None:
-        """Open the store in ``folder``, made anew unless it is complete there for the same numbers."""
+    def __init__(self, folder: Path, texts: Sequence[AnsweredText], boundaries: Sequence[int]) -> None:
+        """Open the store of these texts for these boundaries, shallow to deep; files that are missing come later."""
         self.texts, self.boundaries = list(texts), tuple(boundaries)
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._row_starts = np.cumsum([0, *(len(text.tokens) - 2 for text in texts)])
-        self._final_starts = np.cumsum([0, *(text.trained_rows for text in texts)])
-        rows, finals = int(self._row_starts[-1]), int(self._final_starts[-1])
-        self._arrays: dict[str, Any] = {
-            f"boundary_{boundary}": self._array(f"boundary_{boundary}", (rows, hidden), "uint16")
-            for boundary in self.boundaries
-        }
-        self._arrays["final"] = self._array("final", (finals, hidden), "uint16")
-        self._arrays["likeliest"] = self._array("likeliest", (finals,), "int64")
-        self._kind = folder / "captured"
-        self.dtype = torch.float16
-
-    def _array(self, name: str, shape: tuple[int, ...], kind: str) -> Any:
-        file = self._folder / f"{name}.npy"
-        if file.is_file():
-            array = np.load(file, mmap_mode="r+")
-            if array.shape == shape and array.dtype == np.dtype(kind):
-                return array
-        (self._folder / "captured").unlink(missing_ok=True)
-        return open_memmap(str(file), mode="w+", dtype=kind, shape=shape)
 
     @staticmethod
     def bytes_needed(texts: Sequence[AnsweredText], boundaries: int, hidden: int) -> int:
-        """What the arrays take on disk."""
+        """What the files take on disk."""
         rows, finals = sum(len(text.tokens) - 2 for text in texts), sum(text.trained_rows for text in texts)
         return 2 * hidden * (rows * boundaries + finals) + 8 * finals
 
+    def has(self, number: int) -> bool:
+        """Whether a text's states are there."""
+        return self._file(number).is_file()
+
     def fill(self, decoder: Decoder, batch_size: int, progress: Progress) -> None:
-        """Capture all texts, unless that was done before.
+        """Run the target over the texts whose states are missing.
 
         Raises:
             NonFiniteStatesError: the target's states overflow.
         """
-        if self._kind.is_file():
-            self.dtype = getattr(torch, self._kind.read_text().strip())
-            return
-        batches = plan_batches([len(text.tokens) for text in self.texts], batch_size)
-        for number, batch in enumerate(batches):
-            largest = self._capture(decoder, batch)
-            if largest > _LARGEST_HALF and self.dtype == torch.float16:
-                self.dtype = torch.bfloat16
-                self.fill(decoder, batch_size, progress)
-                return
-            progress("reading states", number + 1, len(batches))
-        for array in self._arrays.values():
-            array.flush()
-        self._kind.write_text(str(self.dtype).removeprefix("torch."))
+        missing = [number for number in range(len(self.texts)) if not self.has(number)]
+        batches = plan_batches([len(self.texts[number].tokens) for number in missing], batch_size)
+        for index, batch in enumerate(batches):
+            self._capture(decoder, [missing[i] for i in batch])
+            progress("reading states", index + 1, len(batches))
 
-    def _capture(self, decoder: Decoder, batch: Sequence[int]) -> float:
-        width = max(len(self.texts[i].tokens) for i in batch)
-        ids = torch.tensor([[*self.texts[i].tokens, *[0] * (width - len(self.texts[i].tokens))] for i in batch])
-        positions = [(b, p) for b, i in enumerate(batch) for p in range(len(self.texts[i].tokens) - 1)]
-        lengths = [len(self.texts[i].tokens) - 1 for i in batch]
-        starts = np.cumsum([0, *lengths])
-        largest = 0.0
+    def _capture(self, decoder: Decoder, numbers: Sequence[int]) -> None:
+        texts = [self.texts[number] for number in numbers]
+        width = max(len(text.tokens) for text in texts)
+        ids = torch.tensor([[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts])
+        positions = [(index, p) for index, text in enumerate(texts) for p in range(len(text.tokens) - 1)]
+        lengths = [len(text.tokens) - 1 for text in texts]
+        kept: dict[int, tuple[torch.Tensor, ...]] = {}
 
         def take(boundary: int, states: torch.Tensor) -> None:
-            nonlocal largest
-            if boundary not in self.boundaries and boundary != decoder.num_layers:
-                return
-            check_finite(boundary, states)
-            largest = max(largest, float(states.abs().max()))
-            for b, i in enumerate(batch):
-                own = states[starts[b] : starts[b + 1]]
-                if boundary in self.boundaries:
-                    span = slice(self._row_starts[i], self._row_starts[i + 1])
-                    self._arrays[f"boundary_{boundary}"][span] = _bits(own[:-1], self.dtype)
-                if boundary == decoder.num_layers:
-                    answer = own[len(self.texts[i].prompt) :]
-                    span = slice(self._final_starts[i], self._final_starts[i + 1])
-                    self._arrays["final"][span] = _bits(answer, self.dtype)
-                    self._arrays["likeliest"][span] = decoder.logits(answer).argmax(-1).cpu().numpy()
+            if boundary in self.boundaries or boundary == decoder.num_layers:
+                check_finite(boundary, states)
+                kept[boundary] = states.split(lengths)
 
         capture(decoder, ids, positions, take)
-        return largest
+        for index, (number, text) in enumerate(zip(numbers, texts, strict=True)):
+            final = kept[decoder.num_layers][index][len(text.prompt) :]
+            taps = torch.stack([kept[boundary][index][:-1] for boundary in self.boundaries], dim=1)
+            self.save(number, taps, final, decoder.logits(final).argmax(-1))
 
-    def taps(self, text: int, boundaries: Sequence[int]) -> torch.Tensor:
-        """States [L - 2, m * H] of a text at some boundaries, shallow to deep."""
-        span = slice(self._row_starts[text], self._row_starts[text + 1])
-        return torch.cat([self._read(f"boundary_{boundary}", span) for boundary in boundaries], dim=-1)
+    def save(self, number: int, taps: torch.Tensor, final: torch.Tensor, likeliest: torch.Tensor) -> None:
+        """Keep a text's states: [L - 2, C, H], [A - 1, H], int64 [A - 1]."""
+        largest = max(float(taps.abs().max()), float(final.abs().max()))
+        dtype = torch.float16 if largest < _LARGEST_HALF else torch.bfloat16
+        content = {"taps": taps.to(dtype).cpu(), "final": final.to(dtype).cpu(), "likeliest": likeliest.cpu()}
+        temporary = self._file(number).with_suffix(".tmp")
+        torch.save({name: value.contiguous() for name, value in content.items()}, temporary)
+        temporary.replace(self._file(number))
 
-    def final(self, text: int) -> torch.Tensor:
-        """Boundary N [A - 1, H] at positions P..L-2."""
-        return self._read("final", slice(self._final_starts[text], self._final_starts[text + 1]))
+    def load(self, number: int, boundaries: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return a text's states: taps [L - 2, m * H] at some of the boundaries, final and likeliest."""
+        content = torch.load(self._file(number), weights_only=True)
+        chosen = [self.boundaries.index(boundary) for boundary in boundaries]
+        return content["taps"][:, chosen].flatten(1), content["final"], content["likeliest"]
 
-    def likeliest(self, text: int) -> torch.Tensor:
-        """The target's choices int64 [A - 1] there."""
-        return torch.from_numpy(
-            self._arrays["likeliest"][self._final_starts[text] : self._final_starts[text + 1]].copy()
-        )
-
-    def _read(self, name: str, span: slice) -> torch.Tensor:
-        return torch.from_numpy(self._arrays[name][span].view(np.int16).copy()).view(self.dtype)
-
-
-def _bits(states: torch.Tensor, dtype: torch.dtype) -> Any:
-    return states.to(dtype).cpu().view(torch.int16).numpy().view(np.uint16)
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number}.pt"
 
 
 @dataclass(frozen=True)
@@ -188,19 +149,20 @@ class Batch:
 def make_batch(store: StateStore, numbers: Sequence[int], boundaries: Sequence[int], steps: int) -> Batch:
     """Put some texts of a store side by side."""
     texts = [store.texts[i] for i in numbers]
+    taps, final, likeliest = zip(*(store.load(i, boundaries) for i in numbers), strict=True)
     return Batch(
-        taps=_padded([store.taps(i, boundaries) for i in numbers]),
+        taps=_padded(taps),
         next_ids=_padded([torch.tensor([*text.tokens[1:], *[0] * steps]) for text in texts]),
         rows=_padded([torch.arange(len(text.prompt) - 1, len(text.tokens) - 2) for text in texts]),
         lengths=torch.tensor([text.trained_rows for text in texts]),
-        final=_padded([store.final(i) for i in numbers]),
-        likeliest=_padded([store.likeliest(i) for i in numbers]),
+        final=_padded(final),
+        likeliest=_padded(likeliest),
         written=_padded([torch.tensor(text.answer[1:]) for text in texts]),
     )
 
 
-def _padded(parts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+def _padded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
 def epoch_batches(

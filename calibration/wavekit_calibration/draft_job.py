@@ -192,7 +192,7 @@ def _states(
             f"the target's states on {len(texts)} texts take {needed / 1e9:.1f} GB and {job.out} has "
             f"{free / 1e9:.1f} GB free; give fewer prompts or another folder"
         )
-    store = StateStore(folder, texts, job.boundaries, spec.hidden_size)
+    store = StateStore(folder, texts, job.boundaries)
     store.fill(decoder, job.train.batch_size, progress)
     return store
 

@@ -1,0 +1,254 @@
+"""Training a draft: states and loss against transformers and plain loops, and the command from arguments to files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from calibration_models import reference_states, save_calibratable
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wavekit.commands.train import train
+from wavekit_calibration.draft_data import AnsweredText, StateStore, epoch_batches, make_batch
+from wavekit_calibration.draft_head import DraftHead
+from wavekit_calibration.draft_loss import Acceptance, Teacher, batch_loss
+from wavekit_calibration.draft_start import choose_vocabulary, untrained_draft
+from wavekit_calibration.draft_texts import split_held_out
+from wavekit_calibration.model import open_decoder
+from wavekit_engines.checkpoint import open_checkpoint
+from wavekit_engines.draft_formats import read_draft
+from wavekit_engines.errors import MisuseError, WavekitError
+from wavekit_engines.families import decoder_spec
+
+TEXTS = [
+    AnsweredText((3, 4, 5), (6, 7, 8, 9, 10)),
+    AnsweredText((9,), (8, 8, 7)),
+    AnsweredText((20, 21, 22, 23), (24, 25, 26, 27, 28, 29, 30)),
+]
+QUICK = ["--epochs", 3, "--batch-size", 2, "--evaluate-every", 4, "--draft-vocab", 60, "--max-new-tokens", 14]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training") / "model"
+    save_calibratable("gemma3-untied", folder)  # scaled embeddings, a soft cap of its own, four norms a layer
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> StateStore:
+    decoder, _ = open_decoder(str(model), dtype="float32")
+    store = StateStore(tmp_path_factory.mktemp("states"), TEXTS, (1, 4))
+    store.fill(decoder, 2, lambda what, done, total: None)
+    return store
+
+
+def test_states_are_the_model_s_own(model: Path, store: StateStore) -> None:
+    decoder, _ = open_decoder(str(model), dtype="float32")
+    for number, text in enumerate(TEXTS):
+        states = reference_states(decoder.model, list(text.tokens))
+        expected = torch.cat([states[1], states[4]], dim=-1)[:-2]
+        taps, final, likeliest = store.load(number, (1, 4))
+        torch.testing.assert_close(taps.float(), expected, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(store.load(number, (4,))[0].float(), states[4][:-2], rtol=2e-3, atol=2e-3)
+        assert len(final) == text.trained_rows
+        with torch.no_grad():
+            logits = decoder.model(torch.tensor([text.tokens])).logits[0]
+        assert likeliest.tolist() == logits.argmax(-1)[len(text.prompt) : -1].tolist()
+
+
+def test_only_missing_states_are_captured(model: Path, store: StateStore) -> None:
+    decoder, _ = open_decoder(str(model), dtype="float32")
+    steps: list[int] = []
+    StateStore(store._folder, TEXTS, (1, 4)).fill(decoder, 2, lambda what, done, total: steps.append(total))
+    assert not steps
+    before = store.load(1, (1, 4))[0]
+    (store._folder / "1.pt").unlink()
+    store.fill(decoder, 2, lambda what, done, total: steps.append(total))
+    assert steps == [1]
+    torch.testing.assert_close(store.load(1, (1, 4))[0].float(), before.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_states_too_large_for_float16_are_kept_in_bfloat16(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, TEXTS[:1], (1,))
+    taps = torch.full((6, 1, 4), 1e6)
+    store.save(0, taps, torch.ones(4, 4), torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(store.load(0, (1,))[0].float(), taps.flatten(1), rtol=1e-2, atol=0)
+
+
+def test_the_loss_is_the_soft_cross_entropy_position_by_position(model: Path, store: StateStore) -> None:
+    checkpoint, steps = open_checkpoint(str(model)), 3
+    decoder, _ = open_decoder(str(model), dtype="float32")
+    spec = decoder_spec(checkpoint.config)
+    d2t = choose_vocabulary(TEXTS, spec.vocab_size, 40)
+    tokens = torch.from_numpy(d2t + np.arange(40))
+    start = untrained_draft(checkpoint, spec, (1, 4), d2t, seed=0)
+    head = DraftHead(start.spec, 64)
+    head.load(start)
+    teacher = Teacher(decoder, tokens, spec.embedding_scale, torch.device("cpu"))
+    found = batch_loss(head, teacher, make_batch(store, [0, 1, 2], (1, 4), steps), steps)
+
+    terms: list[list[float]] = [[] for _ in range(steps)]
+    for number, text in enumerate(TEXTS):
+        alone = make_batch(store, [number], (1, 4), steps)
+        states = list(head.steps(alone.taps.float(), teacher.embed(alone.next_ids), alone.rows, steps))
+        with torch.no_grad():
+            logits = decoder.model(torch.tensor([text.tokens])).logits[0]
+        for step in range(steps):
+            for row in range(text.trained_rows - step):
+                target = logits[len(text.prompt) + row + step]
+                if int(target.argmax()) not in tokens.tolist():
+                    continue
+                probabilities = target[tokens].softmax(-1)
+                scores = head.scores(states[step])[0, row].log_softmax(-1)
+                terms[step].append(float(-(probabilities * scores).sum()))
+    expected = sum(0.8**step * np.mean(values) for step, values in enumerate(terms))
+    assert float(found) == pytest.approx(expected, rel=2e-3)
+
+
+def test_an_untrained_head_scores_as_the_target_does_on_its_deepest_state(model: Path) -> None:
+    """Its head rows are the target's, in target ids."""
+    checkpoint = open_checkpoint(str(model))
+    spec = decoder_spec(checkpoint.config)
+    d2t = choose_vocabulary(TEXTS, spec.vocab_size, 30)
+    draft = untrained_draft(checkpoint, spec, (2, 5), d2t, seed=0)
+    decoder, _ = open_decoder(str(model), dtype="float32")
+    rows = decoder.model.get_output_embeddings().weight.detach().numpy()
+    np.testing.assert_allclose(draft.weights["head"], rows[d2t + np.arange(30)], rtol=1e-6)
+    taps = np.arange(2 * spec.hidden_size, dtype=np.float32)
+    np.testing.assert_array_equal(draft.weights["fc"] @ taps, taps[spec.hidden_size :])
+
+
+def test_the_draft_vocabulary_is_what_occurs_most() -> None:
+    d2t = choose_vocabulary(TEXTS, 100, 4)
+    assert (d2t + np.arange(4)).tolist() == [6, 7, 8, 9]  # 8 three times, 7 twice, then the lowest of the others
+    with pytest.raises(MisuseError, match="the target has 100 tokens"):
+        choose_vocabulary(TEXTS, 100, 101)
+
+
+def test_only_greedy_texts_are_held_out() -> None:
+    texts = [AnsweredText((1,), (2, 3), greedy=number % 2 == 0) for number in range(40)]
+    train, held_out = split_held_out(texts, 0.1, seed=3)
+    assert sorted(train + held_out) == list(range(40))
+    assert len(held_out) == 4
+    assert all(texts[number].greedy for number in held_out)
+    with pytest.raises(MisuseError, match="too few"):
+        split_held_out(texts[:8], 0.1, seed=3)
+
+
+def test_an_epoch_has_every_text_once() -> None:
+    texts = [AnsweredText((1,) * (1 + n % 7), (2, 3)) for n in range(50)]
+    batches = list(epoch_batches(texts, range(3, 50), 4, np.random.default_rng(0)))
+    assert sorted(number for batch in batches for number in batch) == list(range(3, 50))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12))
+def test_walking_counts_passes_as_a_decoder_would(rows: list[list[bool]]) -> None:
+    found = Acceptance(3)
+    found.walk(torch.tensor(rows))
+    position, passes = 0, 0
+    while position < len(rows):  # every pass: the run of right tokens inside the text, and the target's own
+        right = 0
+        while right < 3 and position + right < len(rows) and rows[position][right]:
+            right += 1
+        position, passes = position + right + 1, passes + 1
+    assert (found.tokens, found.passes) == (len(rows), passes)
+    assert found.tried[0] == passes
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(train, ["draft", *map(str, arguments)], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, run(model, "-o", out, "--taps", "1,3,5", *QUICK)
+
+
+def test_the_command_leaves_a_head_a_record_and_a_figure(model: Path, finished: tuple[Path, Result]) -> None:
+    out, result = finished
+    assert result.exception is None, result.exception
+    assert sorted(p.name for p in out.iterdir()) == ["draft", "texts.jsonl", "training.json", "training.png",
+                                                     "training.svg"]  # fmt: skip
+    record = json.loads((out / "training.json").read_text())
+    assert record["tau"] >= 1
+    assert record["boundaries"] == [1, 3, 5]
+    assert len(record["looks"]) >= 2
+    assert "held-out tau" in result.output
+    checkpoint = open_checkpoint(str(model))
+    draft = read_draft(out / "draft", target=decoder_spec(checkpoint.config))
+    assert draft.spec.boundaries == (1, 3, 5)
+    assert len(draft.d2t) == 60
+    assert draft.dtype == "float16"
+
+
+def test_training_lowers_the_loss(finished: tuple[Path, Result]) -> None:
+    looks = json.loads((finished[0] / "training.json").read_text())["looks"]
+    losses = [look["loss"] for look in looks if look["loss"] is not None]
+    assert losses[-1] < losses[0]
+
+
+def test_texts_serve_another_run_of_the_same_model_only(
+    model: Path, finished: tuple[Path, Result], tmp_path: Path
+) -> None:
+    texts = finished[0] / "texts.jsonl"
+    again = run(model, "-o", tmp_path / "again", "--taps", "2", *QUICK, "--texts", texts, "--format", "specforge")
+    assert again.exception is None, again.exception
+    save_calibratable("llama-untied", tmp_path / "other")
+    refused = run(tmp_path / "other", "-o", tmp_path / "x", "--taps", "1,3", *QUICK, "--texts", texts)
+    assert isinstance(refused.exception, MisuseError)
+    assert "another model" in str(refused.exception)
+
+
+def test_an_interrupted_run_ends_with_the_same_head(
+    model: Path, finished: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wavekit_calibration.draft_train import Trainer
+
+    texts, step = finished[0] / "texts.jsonl", Trainer._step
+    arguments = (model, "-o", tmp_path / "run", "--taps", "1,3,5", *QUICK, "--texts", texts)
+
+    def fail_late(self: Trainer, *rest: Any) -> float:
+        if self.state.step == 7:
+            raise KeyboardInterrupt
+        return step(self, *rest)
+
+    monkeypatch.setattr(Trainer, "_step", fail_late)
+    with pytest.raises(KeyboardInterrupt):
+        raise run(*arguments).exception or AssertionError("not interrupted")
+    monkeypatch.setattr(Trainer, "_step", step)
+    refused = run(*arguments)
+    assert isinstance(refused.exception, MisuseError)
+    assert "--resume" in str(refused.exception)
+    assert run(*arguments, "--resume").exception is None
+    once, resumed = (read_draft(folder / "draft") for folder in (finished[0], tmp_path / "run"))
+    for role, values in once.weights.items():
+        np.testing.assert_allclose(resumed.weights[role], values, rtol=1e-3, atol=1e-5, err_msg=role)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--calibration FOLDER, or --taps"),
+        (("--taps", "1,x"), "got '1,x'"),
+        (("--taps", "3,1"), "ascending"),
+        (("--taps", "1,99"), "the model has 0 to 6"),
+        (("--taps", "1", "--epochs", "0"), "--epochs"),
+        (("--taps", "1", "--texts", "nowhere.jsonl"), "no texts at"),
+        (("--taps", "1", "--resume", "--restart"), "exclude each other"),
+        (("--taps", "1", "--device", "cuda:7"), "cuda:7"),
+    ],
+)
+def test_misuse_is_named_before_anything_is_trained(
+    model: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run(model, "-o", tmp_path / "run", *arguments)
+    assert isinstance(result.exception, WavekitError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "run" / "draft").exists()
