@@ -210,17 +210,6 @@ def test_half_precision(name: str, checkpoints: dict[str, Checkpoint], tmp_path:
     assert_computes(bundle, head, FLOAT16)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
-def test_rows_that_get_no_scores(precision: str, checkpoints: dict[str, Checkpoint], tmp_path: Path) -> None:
-    checkpoint = checkpoints["llama-untied"]
-    bundle = bundle_with(draft_of(checkpoint), checkpoint, tmp_path / "bundle", precision=precision)
-    taps, fed = np.ones((2, 3 * 64), np.float32), np.ones((1, 64), np.float32)
-    silent = DraftEngine(bundle).run(taps, fed, [5, 6, 7], [0, 1, 2], [])
-    spoken = DraftEngine(bundle).run(taps, fed, [5, 6, 7], [0, 1, 2], [2])
-    assert silent.tokens.shape == (0, 10)
-    assert np.array_equal(silent.fed_back, spoken.fed_back)
-
-
 @pytest.mark.parametrize(("asked", "vocabulary", "given"), [(10, 80, 10), (4, 80, 4), (100, 80, 80), (10, 7, 7)])
 def test_as_many_tokens_as_asked_for_or_the_whole_vocabulary(
     asked: int, vocabulary: int, given: int, checkpoints: dict[str, Checkpoint], tmp_path: Path
