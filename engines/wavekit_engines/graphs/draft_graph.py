@@ -2,8 +2,8 @@
 
 The arithmetic is that of `draft_spec`. A pass takes S new rows, those with the target's states (taps) before those that
 feed the head's own state back, either of which there may be none of. With P rows of the first kind and Q of the second,
-S = P + Q, of which n get scores, k tokens each, and the names of `stage_graph` where they mean the same; n is at least 1,
-since ONNX Runtime 1.23 ends the process when it has to choose the best of no rows:
+S = P + Q, of which n get scores, k tokens each, and the names of `stage_graph` where they mean the same. n is at least
+1: ONNX Runtime 1.23 ends the process when it has to choose the best of no rows.
 
 ==========================  =========================  =================================================================
 ``taps``                    float [1, P, m * H]        the target's states at the draft's boundaries, shallow to deep
