@@ -24,6 +24,7 @@ AttributeValue = int | float | str | Sequence[int]
 DTYPES: dict[str, ir.DataType] = {
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
+    "int8": ir.DataType.INT8,
     "int32": ir.DataType.INT32,
     "int64": ir.DataType.INT64,
     "uint8": ir.DataType.UINT8,

@@ -43,6 +43,11 @@ def mask_name(window: int | None) -> str:
     return "mask" if window is None else f"mask_{window}"
 
 
+def head_table(spec: DecoderSpec) -> str:
+    """The name of the stored table [V, H] that makes the logits."""
+    return EMBEDDING if spec.tied_head else HEAD
+
+
 def write_vocabulary(file: WeightFile, spec: DecoderSpec, weights: DecoderWeights, form: WeightFormat) -> None:
     """Store the embedding, the head and the final norm; a tied table is stored once."""
     add_table(file, EMBEDDING, weights["embedding"], form)
@@ -125,9 +130,8 @@ def write_head_graph(path: Path, spec: DecoderSpec, file: WeightFile, form: Weig
     graph = GraphWriter(path.stem, file)
     hidden = graph.input("hidden", form.compute_dtype, ("n", spec.hidden_size))
     x = rms_norm(graph, hidden, FINAL_NORM, spec.norm_eps)
-    table = EMBEDDING if spec.tied_head else HEAD
     shape = (spec.vocab_size, spec.hidden_size)
-    logits = multiply_table(graph, x, table, shape, form)
+    logits = multiply_table(graph, x, head_table(spec), shape, form)
     if form.compute_dtype != "float32":
         logits = graph.op("Cast", logits, to=int(ir.DataType.FLOAT))
     if spec.logit_scale != 1.0:
