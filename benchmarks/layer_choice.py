@@ -54,9 +54,9 @@ def main() -> None:
     decoder, _ = open_decoder(options.model, dtype="float32")
     folder = Path(tempfile.mkdtemp(prefix="layer-choice-"))
     try:
-        store = StateStore(folder, texts, sorted({b for chosen in sets.values() for b in chosen}))
-        store.fill(decoder, 8, _progress)
-        d2t = choose_vocabulary([texts[i] for i in train], spec.vocab_size, options.draft_vocab)
+        store = StateStore(folder, sorted({b for chosen in sets.values() for b in chosen}))
+        store.fill(texts, decoder, 8, _progress)
+        d2t = choose_vocabulary(train, spec.vocab_size, options.draft_vocab)
         teacher = Teacher(
             decoder, torch.from_numpy(d2t + np.arange(len(d2t))), spec.embedding_scale, torch.device("cpu")
         )
@@ -83,7 +83,7 @@ def main() -> None:
         "settings": {k: str(v) for k, v in vars(options).items()},
         "train": asdict(settings),
         "texts": len(train),
-        "answer_tokens": sum(len(texts[i].answer) for i in train),
+        "answer_tokens": sum(len(text.answer) for text in train),
         "held_out": len(held_out),
         "sets": {name: {"boundaries": sets[name], "runs": runs} for name, runs in found.items()},
     }

@@ -28,6 +28,8 @@ _LARGEST_HALF = 3e4  # beyond this, float16 has no room left
 class AnsweredText:
     """A prompt and the target's answer to it, token ids; ``greedy`` where every token was the likeliest."""
 
+    number: int
+    """Of the prompt; a text's states are kept under it."""
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     greedy: bool = True
@@ -51,9 +53,9 @@ class StateStore:
     files where that has no room. A file that is there is complete, so an interrupted capture goes on where it was.
     """
 
-    def __init__(self, folder: Path, texts: Sequence[AnsweredText], boundaries: Sequence[int]) -> None:
-        """Open the store of these texts for these boundaries, shallow to deep; files that are missing come later."""
-        self.texts, self.boundaries = list(texts), tuple(boundaries)
+    def __init__(self, folder: Path, boundaries: Sequence[int]) -> None:
+        """Open the store for these boundaries, shallow to deep; files that are missing come later."""
+        self.boundaries = tuple(boundaries)
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -67,20 +69,19 @@ class StateStore:
         """Whether a text's states are there."""
         return self._file(number).is_file()
 
-    def fill(self, decoder: Decoder, batch_size: int, progress: Progress) -> None:
+    def fill(self, texts: Sequence[AnsweredText], decoder: Decoder, batch_size: int, progress: Progress) -> None:
         """Run the target over the texts whose states are missing.
 
         Raises:
             NonFiniteStatesError: the target's states overflow.
         """
-        missing = [number for number in range(len(self.texts)) if not self.has(number)]
-        batches = plan_batches([len(self.texts[number].tokens) for number in missing], batch_size)
+        missing = [text for text in texts if not self.has(text.number)]
+        batches = plan_batches([len(text.tokens) for text in missing], batch_size)
         for index, batch in enumerate(batches):
             self._capture(decoder, [missing[i] for i in batch])
             progress("reading states", index + 1, len(batches))
 
-    def _capture(self, decoder: Decoder, numbers: Sequence[int]) -> None:
-        texts = [self.texts[number] for number in numbers]
+    def _capture(self, decoder: Decoder, texts: Sequence[AnsweredText]) -> None:
         width = max(len(text.tokens) for text in texts)
         ids = torch.tensor([[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts])
         positions = [(index, p) for index, text in enumerate(texts) for p in range(len(text.tokens) - 1)]
@@ -93,10 +94,10 @@ class StateStore:
                 kept[boundary] = states.split(lengths)
 
         capture(decoder, ids, positions, take)
-        for index, (number, text) in enumerate(zip(numbers, texts, strict=True)):
+        for index, text in enumerate(texts):
             final = kept[decoder.num_layers][index][len(text.prompt) :]
             taps = torch.stack([kept[boundary][index][:-1] for boundary in self.boundaries], dim=1)
-            self.save(number, taps, final, decoder.logits(final).argmax(-1))
+            self.save(text.number, taps, final, decoder.logits(final).argmax(-1))
 
     def save(self, number: int, taps: torch.Tensor, final: torch.Tensor, likeliest: torch.Tensor) -> None:
         """Keep a text's states: [L - 2, C, H], [A - 1, H], int64 [A - 1]."""
@@ -146,10 +147,9 @@ class Batch:
         return index[None] + step < self.lengths[:, None]
 
 
-def make_batch(store: StateStore, numbers: Sequence[int], boundaries: Sequence[int], steps: int) -> Batch:
-    """Put some texts of a store side by side."""
-    texts = [store.texts[i] for i in numbers]
-    taps, final, likeliest = zip(*(store.load(i, boundaries) for i in numbers), strict=True)
+def make_batch(store: StateStore, texts: Sequence[AnsweredText], boundaries: Sequence[int], steps: int) -> Batch:
+    """Put some texts side by side."""
+    taps, final, likeliest = zip(*(store.load(text.number, boundaries) for text in texts), strict=True)
     return Batch(
         taps=_padded(taps),
         next_ids=_padded([torch.tensor([*text.tokens[1:], *[0] * steps]) for text in texts]),
@@ -166,14 +166,14 @@ def _padded(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def epoch_batches(
-    texts: Sequence[AnsweredText], numbers: Sequence[int], batch_size: int, rng: np.random.Generator
-) -> Iterator[list[int]]:
-    """All numbers once, in random batches of texts of similar length, so that little is padding."""
-    order = rng.permutation(np.asarray(numbers))
+    texts: Sequence[AnsweredText], batch_size: int, rng: np.random.Generator
+) -> Iterator[list[AnsweredText]]:
+    """All texts once, in random batches of similar length, so that little is padding."""
+    order = rng.permutation(len(texts))
     pool = batch_size * 16
     batches = []
     for start in range(0, len(order), pool):
         near = sorted(order[start : start + pool], key=lambda i: len(texts[i].tokens))
         batches += [near[at : at + batch_size] for at in range(0, len(near), batch_size)]
     for index in rng.permutation(len(batches)):
-        yield [int(i) for i in batches[index]]
+        yield [texts[i] for i in batches[index]]

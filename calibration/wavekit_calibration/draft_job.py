@@ -37,7 +37,7 @@ from wavekit_calibration.draft_texts import (
 from wavekit_calibration.draft_train import Look, Report, Trainer, TrainSettings
 from wavekit_calibration.figures import save_figure
 from wavekit_calibration.measure import Progress
-from wavekit_calibration.model import Decoder, encode_prompt, open_decoder, usable_device
+from wavekit_calibration.model import encode_prompt, open_decoder, usable_device
 from wavekit_calibration.prompts import PromptFile
 from wavekit_calibration.state import RunState, Unfinished, write_file
 from wavekit_engines.checkpoint import Checkpoint, open_checkpoint
@@ -118,10 +118,12 @@ def train_draft(
     device = usable_device(job.device)
     decoder, tokenizer = open_decoder(job.model, job.device, "auto" if device.type != "cpu" else "float32")
     state = RunState(job.out / "state", _key(job, checkpoint), job.unfinished)
-    made_by, texts = _texts(job, checkpoint, spec, tokenizer, writer, state, progress)
+    store = StateStore(job.out / "state" / "states", job.boundaries)
+    made_by, texts = _texts(job, checkpoint, spec, tokenizer, writer, state, store, progress)
     split = split_held_out(texts, job.held_out, job.train.seed)
-    store = _states(job, decoder, spec, texts, progress)
-    d2t = choose_vocabulary([texts[i] for i in split[0]], spec.vocab_size, min(job.draft_vocab, spec.vocab_size))
+    _check_room(job, spec, store, texts)
+    store.fill(texts, decoder, job.train.batch_size, progress)
+    d2t = choose_vocabulary(split[0], spec.vocab_size, min(job.draft_vocab, spec.vocab_size))
     start = untrained_draft(checkpoint, spec, job.boundaries, d2t, job.train.seed)
     head = DraftHead(start.spec, max(len(text.tokens) for text in texts) + job.train.steps_ahead)
     head.load(start)
@@ -131,7 +133,7 @@ def train_draft(
     trainer.run(job.max_minutes, progress, report)
     found = trainer.evaluate(split[1], job.train.steps_ahead)
     draft = _trained(start, head, job, found)
-    record = _record(job, checkpoint, made_by, texts, split, trainer, found, draft)
+    record = _record(job, checkpoint, made_by, split, trainer, found, draft)
     _write(job, draft, record)
     state.remove()
     return draft, record
@@ -160,6 +162,7 @@ def _texts(
     tokenizer: Any,
     writer: Callable[[], TextWriter],
     state: RunState,
+    store: StateStore,
     progress: Progress,
 ) -> tuple[TextProvenance, list[AnsweredText]]:
     if job.texts is not None:
@@ -178,23 +181,18 @@ def _texts(
         seed=job.train.seed,
         writer=f"wavekit {importlib.metadata.version('wavekit')}",
     )
-    return made_by, write_texts(prompts, made_by, writer(), state, job.out / TEXTS, progress)
+    return made_by, write_texts(prompts, made_by, writer(), state, store, job.out / TEXTS, progress)
 
 
-def _states(
-    job: DraftJob, decoder: Decoder, spec: DecoderSpec, texts: list[AnsweredText], progress: Progress
-) -> StateStore:
-    folder = job.out / "state" / "states"
-    needed = StateStore.bytes_needed(texts, len(job.boundaries), spec.hidden_size)
+def _check_room(job: DraftJob, spec: DecoderSpec, store: StateStore, texts: list[AnsweredText]) -> None:
+    missing = [text for text in texts if not store.has(text.number)]
+    needed = StateStore.bytes_needed(missing, len(job.boundaries), spec.hidden_size)
     free = shutil.disk_usage(job.out).free
-    if not folder.is_dir() and needed > free:
+    if needed > free:
         raise WavekitError(
-            f"the target's states on {len(texts)} texts take {needed / 1e9:.1f} GB and {job.out} has "
+            f"the target's states on {len(missing)} texts take {needed / 1e9:.1f} GB and {job.out} has "
             f"{free / 1e9:.1f} GB free; give fewer prompts or another folder"
         )
-    store = StateStore(folder, texts, job.boundaries)
-    store.fill(decoder, job.train.batch_size, progress)
-    return store
 
 
 def _trained(start: Draft, head: DraftHead, job: DraftJob, found: Acceptance) -> Draft:
@@ -210,8 +208,7 @@ def _record(
     job: DraftJob,
     checkpoint: Checkpoint,
     made_by: TextProvenance,
-    texts: list[AnsweredText],
-    split: tuple[list[int], list[int]],
+    split: tuple[list[AnsweredText], list[AnsweredText]],
     trainer: Trainer,
     found: Acceptance,
     draft: Draft,
@@ -221,11 +218,11 @@ def _record(
         checkpoint_digest=checkpoint.digest(),
         boundaries=job.boundaries,
         draft_vocab=len(draft.d2t),
-        coverage=coverage([texts[i] for i in split[1]], draft.d2t),
+        coverage=coverage(split[1], draft.d2t),
         texts=made_by,
         texts_used=len(split[0]),
         texts_held_out=len(split[1]),
-        answer_tokens=sum(len(texts[i].answer) for i in split[0]),
+        answer_tokens=sum(len(text.answer) for text in split[0]),
         train=job.train,
         steps=trainer.state.step,
         minutes=trainer.state.minutes,

@@ -7,22 +7,23 @@ answer is greedy, the rest is drawn at a temperature, so that a draft meets both
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from wavekit_calibration.draft_data import AnsweredText
+from wavekit_calibration.draft_data import AnsweredText, StateStore
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.state import RunState, write_file
 from wavekit_engines.errors import MisuseError
 
 TEXTS = "texts.jsonl"
 _FEWEST_HELD_OUT = 4
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,19 @@ class Request:
     seed: int
 
 
-Answered = Callable[[Request, list[int]], None]
+@dataclass(frozen=True)
+class WrittenStates:
+    """What the target computed while it wrote an answer, for a writer that can tell.
+
+    ``boundaries`` holds float [L - 1, H] for tokens 0..L-2 of prompt and answer at every tapped boundary and at N;
+    ``likeliest`` int64 [A] the target's choice for each token of the answer.
+    """
+
+    boundaries: Mapping[int, NDArray[Any]]
+    likeliest: NDArray[np.int64]
+
+
+Answered = Callable[[Request, list[int], WrittenStates | None], None]
 TextWriter = Callable[[Sequence[Request], int, Answered], None]
 """(requests, the most new tokens, told of each answer when it is complete), in any order."""
 
@@ -66,10 +79,14 @@ def write_texts(
     made_by: TextProvenance,
     writer: TextWriter,
     state: RunState,
+    store: StateStore,
     file: Path,
     progress: Progress,
 ) -> list[AnsweredText]:
-    """Have all prompts answered, those that ``state`` has not seen yet, and keep the texts in ``file``."""
+    """Have all prompts answered, those that ``state`` has not seen yet, and keep the texts in ``file``.
+
+    States that the writer brings along go to ``store``.
+    """
     requests = [
         Request(number, prompt, made_by.temperature if number % 2 else 0.0, made_by.seed + number)
         for number, prompt in enumerate(prompts)
@@ -77,7 +94,9 @@ def write_texts(
     answers = state.answers()
     waiting = [request for request in requests if request.number not in answers]
 
-    def answered(request: Request, answer: list[int]) -> None:
+    def answered(request: Request, answer: list[int], states: WrittenStates | None) -> None:
+        if states is not None and len(answer) > 1:
+            _keep(states, len(request.prompt), request.number, store)
         state.add_answers([request.number], [answer])
         answers[request.number] = answer
         progress("writing texts", len(answers), len(requests))
@@ -89,6 +108,13 @@ def write_texts(
     ]
     write_file(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     return list(_usable(_Line(**line) for line in lines[1:]))
+
+
+def _keep(states: WrittenStates, prompt_length: int, number: int, store: StateStore) -> None:
+    deepest = max(states.boundaries)
+    taps = np.stack([states.boundaries[boundary][:-1] for boundary in store.boundaries], axis=1)
+    final = states.boundaries[deepest][prompt_length:]
+    store.save(number, torch.from_numpy(taps), torch.from_numpy(final), torch.from_numpy(states.likeliest[1:]))
 
 
 def read_texts(file: Path, checkpoint_digest: str, vocab_size: int) -> tuple[TextProvenance, list[AnsweredText]]:
@@ -114,25 +140,26 @@ def read_texts(file: Path, checkpoint_digest: str, vocab_size: int) -> tuple[Tex
 
 def _usable(lines: Iterator[_Line]) -> Iterator[AnsweredText]:
     for line in lines:
-        text = AnsweredText(line.prompt, line.answer, line.temperature == 0)
+        text = AnsweredText(line.number, line.prompt, line.answer, line.temperature == 0)
         if text.trained_rows >= 1:
             yield text
 
 
-def split_held_out(texts: Sequence[AnsweredText], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Numbers of the texts to train on and of those held out: drawn from the greedy ones, on which tau is defined.
+def split_held_out(
+    texts: Sequence[AnsweredText], share: float, seed: int
+) -> tuple[list[AnsweredText], list[AnsweredText]]:
+    """Texts to train on and texts held out: the latter drawn from the greedy ones, on which tau is defined.
 
     Raises:
         MisuseError: too few texts.
     """
-    greedy = [number for number, text in enumerate(texts) if text.greedy]
+    greedy = [index for index, text in enumerate(texts) if text.greedy]
     count = max(_FEWEST_HELD_OUT, round(share * len(texts)))
     if len(greedy) <= count:
         raise MisuseError(f"{len(texts)} usable texts are too few: {count} greedy ones are held out; give more prompts")
-    held_out = set(_drawn(greedy, count, seed))
-    return [number for number in range(len(texts)) if number not in held_out], sorted(held_out)
-
-
-def _drawn(items: Sequence[_T], count: int, seed: int) -> list[_T]:
-    order: Any = np.random.default_rng([seed, 0x5E1D]).permutation(len(items))
-    return [items[int(index)] for index in order[:count]]
+    order = np.random.default_rng([seed, 0x5E1D]).permutation(len(greedy))
+    held_out = {greedy[int(index)] for index in order[:count]}
+    return (
+        [text for index, text in enumerate(texts) if index not in held_out],
+        [text for index, text in enumerate(texts) if index in held_out],
+    )

@@ -6,7 +6,7 @@ no files but its checkpoint; texts, states and the first weights come from `draf
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from wavekit_calibration.draft_data import Batch, StateStore, epoch_batches, make_batch
+from wavekit_calibration.draft_data import AnsweredText, Batch, StateStore, epoch_batches, make_batch
 from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.draft_loss import Acceptance, Teacher, batch_loss, count_accepted
 from wavekit_calibration.measure import Progress
@@ -89,15 +89,15 @@ class Trainer:
         head: DraftHead,
         teacher: Teacher,
         store: StateStore,
-        split: tuple[Sequence[int], Sequence[int]],
+        texts: tuple[Sequence[AnsweredText], Sequence[AnsweredText]],
         settings: TrainSettings,
         checkpoint: Path,
         device: torch.device,
     ) -> None:
-        """Train ``head`` on the texts ``split[0]`` of a store, watching those of ``split[1]``."""
+        """Train ``head`` on ``texts[0]``, whose states are in ``store``, watching ``texts[1]``."""
         self.head, self.settings, self.state = head.to(device), settings, TrainState()
         self._teacher, self._store, self._device = teacher, store, device
-        self._train, self._held_out = list(split[0]), list(split[1])
+        self._train, self._held_out = list(texts[0]), list(texts[1])
         self._checkpoint = checkpoint
         self._optimizer = torch.optim.AdamW(
             head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
@@ -112,12 +112,12 @@ class Trainer:
         losses: list[float] = []
         if self.state.step == 0:
             self._look(math.nan, report)
-        for batch_numbers in self._remaining_batches():
+        for batch in self._remaining_batches():
             self.state.minutes = (monotonic() - started) / 60
             share = max(self.state.step / self.total_steps, self.state.minutes / max_minutes if max_minutes else 0.0)
             if share >= 1:
                 break
-            losses.append(self._step(batch_numbers, share))
+            losses.append(self._step(batch, share))
             self.state.step += 1
             progress(f"training (loss {np.mean(losses[-20:]):.3f})", self.state.step, self.total_steps)
             if self.state.step % self.settings.evaluate_every == 0:
@@ -131,44 +131,43 @@ class Trainer:
             self._look(float(np.mean(losses)), report)
         self.head.load_state_dict(self._best)
 
-    def _remaining_batches(self) -> Any:
+    def _remaining_batches(self) -> Iterator[list[AnsweredText]]:
         """The batches of all epochs from the present step on, the same in a resumed run."""
         first, done = divmod(self.state.step, self._epoch_steps)
         for epoch in range(first, -(-self.total_steps // self._epoch_steps)):
             rng = np.random.default_rng([self.settings.seed, epoch])
-            batches = epoch_batches(self._store.texts, self._train, self.settings.batch_size, rng)
-            for index, numbers in enumerate(batches):
+            batches = epoch_batches(self._train, self.settings.batch_size, rng)
+            for index, batch in enumerate(batches):
                 if (epoch > first or index >= done) and epoch * self._epoch_steps + index < self.total_steps:
-                    yield numbers
+                    yield batch
 
-    def _step(self, numbers: Sequence[int], share: float) -> float:
+    def _step(self, texts: Sequence[AnsweredText], share: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _schedule(share, self.settings.warm_up)
         with self._autocast():
-            loss = batch_loss(self.head, self._teacher, self._batch(numbers), self.settings.steps_ahead)
+            loss = batch_loss(
+                self.head, self._teacher, self._batch(texts, self.settings.steps_ahead), self.settings.steps_ahead
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.settings.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
 
-    def _batch(self, numbers: Sequence[int]) -> Batch:
-        spec = self.head.spec
-        return make_batch(self._store, numbers, spec.boundaries, self.settings.steps_ahead).to(self._device)
+    def _batch(self, texts: Sequence[AnsweredText], steps: int) -> Batch:
+        return make_batch(self._store, texts, self.head.spec.boundaries, steps).to(self._device)
 
     def _autocast(self) -> Any:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16")
 
-    def evaluate(self, numbers: Sequence[int], steps: int) -> Acceptance:
+    def evaluate(self, texts: Sequence[AnsweredText], steps: int) -> Acceptance:
         """How drafts of up to ``steps`` tokens fare on some texts."""
         found = Acceptance(steps)
-        ordered = sorted(numbers, key=lambda i: len(self._store.texts[i].tokens))
+        ordered = sorted(texts, key=lambda text: len(text.tokens))
         for start in range(0, len(ordered), self.settings.batch_size):
-            batch = make_batch(
-                self._store, ordered[start : start + self.settings.batch_size], self.head.spec.boundaries, steps
-            )
+            batch = self._batch(ordered[start : start + self.settings.batch_size], steps)
             with self._autocast():
-                count_accepted(self.head, self._teacher, batch.to(self._device), found)
+                count_accepted(self.head, self._teacher, batch, found)
         return found
 
     def _look(self, loss: float, report: Report) -> None:

@@ -3,7 +3,7 @@
 ::
 
     manifest.json       what is here: decoder, stages, draft, tensors, files and their hashes, what made it
-    graphs/*.onnx       one graph a stage, the head, and the draft head where there is one
+    graphs/*.onnx       one graph a stage, the head, the head for greedy choice and the draft head where there are any
     graphs/*.weights    their weights (external data); the vocabulary tables are stored once
     tokenizer/          tokenizer.json and its companions, as the checkpoint had them
 
@@ -120,7 +120,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a bundle but the bytes of its files; paths are relative to the bundle."""
+    """Everything about a bundle but the bytes of its files; paths are relative to the bundle.
+
+    ``greedy_head`` gives the best token of most rows for less than the head's logits cost (`graphs.screened_head`).
+    """
 
     decoder: DecoderSpec
     engine: EngineInfo
@@ -131,6 +134,7 @@ class Manifest:
     files: dict[str, FileInfo]
     provenance: Provenance
     draft: DraftInfo | None = None
+    greedy_head: GraphInfo | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -219,9 +223,9 @@ def _check_stages(manifest: Manifest, file: Path) -> None:
     missing = sorted({*manifest.taps} - given) + [s.last for s in manifest.stages if s.last not in s.boundaries]
     if missing:
         raise BundleError(f"{file}: no stage puts out boundary {missing[0]}; export it again")
-    drafts = (manifest.draft.graph,) if manifest.draft is not None else ()
-    for graph in (*(stage.graph for stage in manifest.stages), manifest.head, *drafts):
-        if graph.file not in manifest.files:
+    optional = (manifest.draft.graph if manifest.draft is not None else None, manifest.greedy_head)
+    for graph in (*(stage.graph for stage in manifest.stages), manifest.head, *optional):
+        if graph is not None and graph.file not in manifest.files:
             raise BundleError(f"{file} names the graph {graph.file} but no such file; export it again")
 
 

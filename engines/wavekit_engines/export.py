@@ -38,6 +38,7 @@ from wavekit_engines.families import decoder_spec
 from wavekit_engines.graphs.draft_graph import DraftForms, write_draft_graph, write_draft_weights
 from wavekit_engines.graphs.graph_writer import WeightFile
 from wavekit_engines.graphs.linear import WeightFormat
+from wavekit_engines.graphs.screened_head import can_screen, screen_bytes, write_screen, write_screened_head
 from wavekit_engines.graphs.stage_graph import write_head_graph, write_layers, write_stage_graph, write_vocabulary
 from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 from wavekit_engines.stages import StageRange, plan_stages
@@ -155,7 +156,7 @@ def export_bundle(
     generation, tokenizer_files = _generation_defaults(checkpoint), checkpoint.tokenizer_files()
     with atomic_directory(path, replace, _estimated_bytes(spec, weights, options)) as folder:
         (folder / GRAPHS).mkdir()
-        stage_infos, head, draft = _write_graphs(folder, spec, weights, stages, options, progress)
+        written = _write_graphs(folder, spec, weights, stages, options, progress)
         (folder / TOKENIZER).mkdir()
         for name, data in tokenizer_files.items():
             (folder / TOKENIZER / name).write_bytes(data)
@@ -169,16 +170,27 @@ def export_bundle(
                 block_size=options.block_size,
                 compute_dtype=options.layer_form.compute_dtype,
             ),
-            stages=stage_infos,
-            head=head,
+            stages=written.stages,
+            head=written.head,
             taps=tuple(sorted(options.all_taps)),
             generation=generation,
             files=describe_files(folder),
             provenance=_provenance(checkpoint, command),
-            draft=draft,
+            draft=written.draft,
+            greedy_head=written.greedy_head,
         )
         (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The graphs of a bundle."""
+
+    stages: tuple[StageInfo, ...]
+    head: GraphInfo
+    draft: DraftInfo | None
+    greedy_head: GraphInfo | None
 
 
 def _write_graphs(
@@ -188,7 +200,7 @@ def _write_graphs(
     stages: tuple[StageRange, ...],
     options: ExportOptions,
     progress: Progress,
-) -> tuple[tuple[StageInfo, ...], GraphInfo, DraftInfo | None]:
+) -> _Written:
     graphs, form, vocabulary_form = folder / GRAPHS, options.layer_form, options.vocabulary_form
     total = spec.num_layers + 1
     progress("vocabulary", 0, total)
@@ -197,6 +209,7 @@ def _write_graphs(
         write_vocabulary(vocabulary, spec, weights, vocabulary_form)
         head_file = graphs / "head.onnx"
         write_head_graph(head_file, spec, vocabulary, vocabulary_form)
+        greedy = _write_greedy_head(graphs / "head_greedy.onnx", vocabulary, spec, weights, vocabulary_form)
         for number, stage in enumerate(stages):
             file = graphs / f"stage_{number}.onnx"
             with WeightFile(file.with_suffix(".weights")) as own:
@@ -208,7 +221,21 @@ def _write_graphs(
             parameters = sum(_layer_parameters(weights, index) for index in range(stage.first, stage.last))
             infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
         draft = _write_draft(graphs / "draft.onnx", vocabulary, spec, options) if options.draft is not None else None
-    return tuple(infos), _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size), draft
+    head = _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
+    return _Written(tuple(infos), head, draft, greedy)
+
+
+def _write_greedy_head(
+    file: Path, vocabulary: WeightFile, spec: DecoderSpec, weights: DecoderWeights, form: WeightFormat
+) -> GraphInfo | None:
+    if not can_screen(spec, form):
+        return None
+    with WeightFile(file.with_suffix(".weights")) as own:
+        if not write_screen(own, spec, weights):
+            own.path.unlink()
+            return None
+        write_screened_head(file, spec, own, vocabulary)
+    return _describe_graph(file, math.prod(weights["head"].shape))
 
 
 def _write_draft(file: Path, vocabulary: WeightFile, target: DecoderSpec, options: ExportOptions) -> DraftInfo:
@@ -287,4 +314,5 @@ def _estimated_bytes(spec: DecoderSpec, weights: DecoderWeights, options: Export
     tables = math.prod(weights["embedding"].shape) * (1 if spec.tied_head else 2)
     bits = layers * options.layer_form.stored_bits + tables * options.vocabulary_form.stored_bits
     draft = draft_bytes(options.draft, options.draft_forms) if options.draft is not None else 0
-    return int(bits / 8) + draft
+    screen = screen_bytes(spec) if can_screen(spec, options.vocabulary_form) else 0
+    return int(bits / 8) + draft + screen

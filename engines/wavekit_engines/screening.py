@@ -5,8 +5,8 @@ the mean row, d a power of two for each feature that evens out the features' spr
 what rounding left. The mean moves all logits of x alike, so their order is that of (w_v - m) . x = (t_v q_v + e_v) . y
 with y = x / d. Cauchy and Schwarz bound what is not known: |e_v . y| <= ||e_v|| ||y||.
 
-y becomes integers too, two digits of base ``DIGIT`` a feature: y = u (DIGIT a + b) + r with a and b from -HALF to
-HALF, u = max |y| / STEPS and |r| <= 0.505 u, which adds ||t_v q_v|| ||r|| to the bound. The products of integers are
+y becomes integers too, two digits of base ``DIGIT`` a feature: y = s (DIGIT a + b) + r with a and b from -HALF to
+HALF, s = max |y| / STEPS and |r| <= RESIDUE s, which adds ||t_v q_v|| ||r|| to the bound. The products of integers are
 exact: the digits are 7 bits wide so that kernels that add pairs of products in 16 bits cannot saturate.
 
 Everything else is float32, u = 2^-24. A sum of n products in any order is off by at most n u / (1 - n u) times the sum
@@ -28,7 +28,7 @@ DIGIT = 127
 HALF = 63
 STEPS = HALF * DIGIT + HALF
 RESIDUE = 0.505
-"""Bound of |r| / u: rounding to the nearest integer, and the roundings before it."""
+"""Bound of |r| / s: rounding to the nearest integer, and the roundings before it."""
 
 COARSENESS = 120
 """``Screen.errors`` is at least ||t_v q_v|| over this, so that ||r|| can be weighed with it: about what 8 bits give."""

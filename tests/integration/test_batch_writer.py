@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import save_text_model
 from engines import exported
 
 import wavekit
-from wavekit.batch_writer import BatchWriter
+from wavekit.batch_writer import Answer, BatchWriter
+from wavekit.decoder import Decoder
 from wavekit.llm import LLM
 from wavekit.sampling import SamplingParams
 from wavekit_engines.bundle import open_bundle
@@ -60,7 +62,9 @@ def test_an_answer_ends_with_a_stop_token_and_the_next_prompt_takes_its_place(bu
     longest = [list(llm.generate(p, max_new_tokens=15, stop_token_ids=[]).token_ids) for p in PROMPTS]
     stops = {longest[0][2], longest[3][0], longest[7][9]}
     told: dict[int, list[int]] = {}
-    answers = writer_of(bundle, 3).write(PROMPTS, 15, sorted(stops), written=told.__setitem__)
+    answers = writer_of(bundle, 3).write(
+        PROMPTS, 15, sorted(stops), written=lambda number, answer: told.update({number: answer.tokens})
+    )
     for answer, whole in zip(answers, longest, strict=True):
         end = next((i for i, token in enumerate(whole) if token in stops), len(whole) - 1)
         assert answer == whole[: end + 1]
@@ -82,3 +86,24 @@ def test_no_prompts_no_answers_and_misuse_is_named(bundle: Path) -> None:
         writer_of(bundle, 2).write([[1], []], 4, [])
     with pytest.raises(MisuseError, match="at least one"):
         writer_of(bundle, 0)
+
+
+def test_states_are_those_of_the_whole_text(bundle: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    stages = [OrtEngine(bundle, stage.graph, 1) for stage in manifest.stages]
+    told: dict[int, Answer] = {}
+    answers = writer_of(bundle, 3).write(
+        PROMPTS, 7, [], lambda n: SamplingParams(temperature=2.0, seed=n), told.__setitem__, keep_states=True
+    )
+    decoder = Decoder(manifest, stages, OrtEngine(bundle, manifest.head, 1))
+    for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
+        text = [*prompt, *answer]
+        logits = decoder.logits(text)
+        assert told[number].likeliest == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        with decoder.workers.lent(len(text)) as workers:
+            workers.reset(False)
+            list(workers.prefill(text))
+            for worker in workers.stages:
+                for boundary in worker.stage.boundaries:
+                    expected = worker.output(boundary)[:-1]
+                    np.testing.assert_allclose(told[number].boundaries[boundary], expected, rtol=1e-4, atol=1e-4)

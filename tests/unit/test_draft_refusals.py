@@ -303,6 +303,18 @@ def test_another_kind_of_speculator(tmp_path):
     refuse(folder, "of the kind peagle", UnsupportedModelError)
 
 
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"boundaries": "2,4,6"}, "must list whole numbers"),
+        ({"target_layers": "nine"}, "target_layers .* must be a positive integer"),
+        ({"speculators_config": {"algorithm": "mtp"}}, "only eagle3"),
+    ],
+)
+def test_fields_of_wavekit_that_someone_changed(own, message, tmp_path):
+    refuse(save(tmp_path, config("eagle", wavekit=own), tensors("eagle")), message, MisuseError)
+
+
 def test_a_head_of_eagle_1(tmp_path):
     arrays = {
         "embed_tokens.weight": np.ones((VOCABULARY, 8), np.float32),

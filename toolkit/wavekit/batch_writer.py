@@ -21,7 +21,26 @@ from wavekit_engines.rope import rope_tables
 
 _COLUMNS = 64  # attention lengths are rounded up to this, since binding a new shape costs more than reading a few zeros
 
-Written = Callable[[int, list[int]], None]
+
+@dataclass
+class Answer:
+    """A finished answer, and what the decoder computed on the way.
+
+    ``boundaries`` holds the states [L - 1, H] that the stages put out for tokens 0..L-2 of prompt and answer;
+    ``likeliest`` the token of greatest logit for each of the answer's.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    likeliest: list[int] = field(default_factory=list)
+    states: dict[int, list[Array]] = field(default_factory=dict)
+
+    @property
+    def boundaries(self) -> dict[int, Array]:
+        """Float [L - 1, H] by boundary; empty unless asked for."""
+        return {boundary: np.concatenate(rows) for boundary, rows in self.states.items()}
+
+
+Written = Callable[[int, Answer], None]
 """Called with a prompt's number and its answer as soon as it is complete."""
 
 
@@ -32,7 +51,7 @@ class _Slot:
     """Tokens of the text in the cache: all but the newest."""
     room: int
     sampler: Sampler
-    answer: list[int] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
 
 
 class BatchWriter:
@@ -56,6 +75,7 @@ class BatchWriter:
         stop_token_ids: Sequence[int],
         sampling: Callable[[int], SamplingParams] = lambda number: SamplingParams(),
         written: Written = lambda number, answer: None,
+        keep_states: bool = False,
     ) -> list[list[int]]:
         """The answers to all prompts, in their order, each up to and with a stop token if one came.
 
@@ -65,6 +85,7 @@ class BatchWriter:
             stop_token_ids: tokens that end an answer.
             sampling: how the answer to prompt ``number`` is chosen; greedy unless given.
             written: told each answer when it is complete.
+            keep_states: give ``written`` the states that the stages put out as well.
 
         Raises:
             MisuseError: an empty prompt or a negative number of tokens.
@@ -78,12 +99,18 @@ class BatchWriter:
         ends = frozenset(stop_token_ids)
         slots: list[_Slot] = []
 
-        def take(token: int, slot: _Slot) -> bool:
-            slot.answer.append(token)
+        def take(slot: _Slot, logits: Array, states: dict[int, Array]) -> bool:
+            """Choose the next token of a text; whether it was the last."""
+            token = slot.sampler.choose(logits, slot.length)
+            slot.answer.tokens.append(token)
             slot.room -= 1
+            if keep_states:
+                slot.answer.likeliest.append(int(logits.argmax()))
+                for boundary, rows in states.items():
+                    slot.answer.states.setdefault(boundary, []).append(rows)
             if token not in ends and slot.room > 0:
                 return False
-            answers[slot.prompt] = slot.answer
+            answers[slot.prompt] = slot.answer.tokens
             written(slot.prompt, slot.answer)
             return True
 
@@ -93,20 +120,20 @@ class BatchWriter:
                 prompt = prompts[number]
                 room = min(max_new_tokens, self._limit - len(prompt))
                 slot = _Slot(number, len(prompt), room, Sampler(sampling(number), self._spec.vocab_size))
-                logits = batch.prefill(index, prompt)
-                if not take(slot.sampler.choose(logits, slot.length), slot):
+                logits, states = batch.prefill(index, prompt)
+                if not take(slot, logits, {boundary: rows[0] for boundary, rows in states.items()}):
                     return slot
             return None
 
         while len(slots) < batch.slots and (slot := fill(len(slots))):
             slots.append(slot)
         while slots:
-            logits = batch.step([slot.answer[-1] for slot in slots], [slot.length for slot in slots])
+            lengths = [slot.length for slot in slots]
+            logits, states = batch.step([slot.answer.tokens[-1] for slot in slots], lengths)
             ended = []
             for index, slot in enumerate(slots):
                 slot.length += 1
-                # the token at this position: the slot's text is complete in the cache up to it
-                if take(slot.sampler.choose(logits[index], slot.length), slot):
+                if take(slot, logits[index], {boundary: rows[index] for boundary, rows in states.items()}):
                     ended.append(index)
             for index in reversed(ended):
                 successor = fill(index)
@@ -149,21 +176,26 @@ class _Batch:
         ]
         self._head, self._logits = head.bind(), np.zeros((slots, spec.vocab_size), np.float32)
 
-    def prefill(self, slot: int, prompt: Sequence[int]) -> Array:
-        """Run a prompt in a slot; logits float32 [V] after it."""
-        x: Array = np.array(prompt, np.int64)[None]
-        positions = np.arange(len(prompt))[None]
-        for stage in self._stages:
-            x = stage.run(x, positions, slice(slot, slot + 1))
-        return self._run_head(x[0, -1:])[0]
+    def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Array, dict[int, Array]]:
+        """Run a prompt in a slot; logits float32 [V] after it, and states [1, S, H] by boundary."""
+        x, states = self._run(np.array(prompt, np.int64)[None], np.arange(len(prompt))[None], slice(slot, slot + 1))
+        return self._run_head(x[0, -1:])[0], states
 
-    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> Array:
-        """Run one token of each of the first slots at its position; logits float32 [len(tokens), V]."""
-        x: Array = np.array(tokens, np.int64)[:, None]
-        positions = np.array(lengths)[:, None]
+    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> tuple[Array, dict[int, Array]]:
+        """Run one token of each of the first slots at its position.
+
+        Returns:
+            Logits float32 [len(tokens), V], and states [len(tokens), 1, H] by boundary.
+        """
+        x, states = self._run(np.array(tokens)[:, None], np.array(lengths)[:, None], slice(0, len(tokens)))
+        return self._run_head(x[:, 0]), states
+
+    def _run(self, x: Array, positions: Array, slots: slice) -> tuple[Array, dict[int, Array]]:
+        states: dict[int, Array] = {}
         for stage in self._stages:
-            x = stage.run(x, positions, slice(0, len(tokens)))
-        return self._run_head(x[:, 0])
+            states |= (outputs := stage.run(x, positions, slots))
+            x = outputs[stage.last]
+        return x, states
 
     def move(self, source: int, target: int) -> None:
         """Give a sequence another slot."""
@@ -192,7 +224,7 @@ class _BatchStage:
     ) -> None:
         slots, capacity = size
         self.cache = KVCache(info.last - info.first, spec.num_kv_heads, spec.head_dim, capacity, dtype, slots)
-        self._info, self._dtype, self._width = info, dtype, spec.hidden_size
+        self._info, self._dtype, self._width, self.last = info, dtype, spec.hidden_size, info.last
         layers = spec.layers[info.first : info.last]
         self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
         self._rope = {
@@ -204,8 +236,8 @@ class _BatchStage:
         self._bindings: dict[bool, Binding] = {True: engine.bind(), False: engine.bind()}
         self._bound: dict[bool, slice | None] = {True: None, False: None}
 
-    def run(self, x: Array, positions: Array, slots: slice) -> Array:
-        """Append S rows to each of the slots [B]: from token ids [B, S] or states [B, S, H] to states [B, S, H]."""
+    def run(self, x: Array, positions: Array, slots: slice) -> dict[int, Array]:
+        """Append S rows to each of the slots [B]: from token ids [B, S] or states to states [B, S, H] by boundary."""
         prompt = x.shape[1] > 1 or slots.start > 0
         binding = self._bindings[prompt]
         if slots != self._bound[prompt]:
@@ -224,8 +256,7 @@ class _BatchStage:
         for boundary, states in outputs.items():
             binding.bind_output(f"boundary_{boundary}", states)
         binding.run()
-        result: Array = outputs[self._info.last]
-        return result
+        return outputs
 
     def _bind_cache(self, binding: Binding, slots: slice) -> None:
         for name, table in self._rope.items():

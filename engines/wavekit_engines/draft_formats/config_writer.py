@@ -6,7 +6,7 @@ vLLM takes them for, rotary parameters in both spellings, options where each of 
 
 from typing import Any
 
-from wavekit_engines.draft_formats.head_config import ACTIVATIONS, CARRIED, DEFAULT_PROPOSAL, OWN
+from wavekit_engines.draft_formats.head_config import ACTIVATIONS, DEFAULT_PROPOSAL, OWN, TOKEN_IDS
 from wavekit_engines.draft_formats.layouts import IDS, Layout
 from wavekit_engines.draft_formats.rope_config import write_rope
 from wavekit_engines.draft_spec import Draft, DraftSpec
@@ -21,7 +21,6 @@ def write_config(draft: Draft, layout: Layout) -> dict[str, Any]:
         return {
             "architectures": [layout.written_architecture],
             "speculators_model_type": "eagle3",
-            "model_type": "speculators",
             "draft_vocab_size": spec.draft_vocab_size,
             "target_hidden_size": None,
             "embed_requires_grad": False,
@@ -95,7 +94,7 @@ def _eagle_config(spec: DraftSpec, layout: Layout) -> dict[str, Any]:
 
 
 def _token_ids(draft: Draft) -> dict[str, Any]:
-    return {key: draft.carried[key] for key in CARRIED if key in draft.carried}
+    return {key: draft.carried[key] for key in TOKEN_IDS if key in draft.carried}
 
 
 def _speculators_config(draft: Draft) -> dict[str, Any]:
@@ -109,13 +108,13 @@ def _speculators_config(draft: Draft) -> dict[str, Any]:
 
 def _own(draft: Draft, layout: Layout) -> dict[str, Any]:
     spec = draft.spec
-    elsewhere = (*CARRIED, *(("verifier", "proposal_methods") if layout.name == "speculators" else ()))
+    is_told = layout.name == "speculators" or not {"verifier", "proposal_methods"} & {*draft.carried}
     fields = {
         "target_layers": spec.target_layers,
         "target_digest": draft.target_digest,
         "origin": draft.origin or None,
         "embedding_scale": spec.embedding_scale,
         "boundaries": list(spec.boundaries) if layout.ids_are == "absent" else None,
-        "carried": {key: value for key, value in draft.carried.items() if key not in elsewhere} or None,
+        "speculators_config": None if is_told else _speculators_config(draft),
     }
     return {key: value for key, value in fields.items() if value is not None}

@@ -25,15 +25,12 @@ DEFAULT_PROPOSAL: dict[str, Any] = {
 }
 """How a server is told to draft where nobody said it, in the words of speculators."""
 
-CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-_DEFAULTS = {
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-}  # of transformers' LlamaConfig
+# Those of transformers' LlamaConfig, which every tool reads the fields with.
+_DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048}
 
-# Fields that say how EAGLE-3 works, with the values it has; None: any value.
+# Fields that say how EAGLE-3 works, with the values it has where they are stated.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "num_hidden_layers": (1,),
     "use_aux_hidden_state": (True,),
@@ -138,7 +135,7 @@ def read_config(config: Mapping[str, Any], layout: Layout, ids_wanted: bool) -> 
         mlp_bias=_stated([shape], "mlp_bias"),
         boundaries=_boundaries(layout, outer, nested) if ids_wanted else None,
         taps=outer.optional_integer("num_aux_hidden_states"),
-        carried={**own.mapping("carried"), **_carried(shape), **(_verifier(outer) if speculators else {})},
+        carried={**_verifier(own), **(_verifier(outer) if speculators else {}), **_token_ids(shape)},
         own=_own_fields(own, layout),
     )
     for place in places:
@@ -263,8 +260,8 @@ def _ids(reader: ConfigReader) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _carried(shape: ConfigReader) -> dict[str, Any]:
-    return {key: value for key in CARRIED if (value := shape.value(key)) is not None}
+def _token_ids(shape: ConfigReader) -> dict[str, Any]:
+    return {key: value for key in TOKEN_IDS if (value := shape.value(key)) is not None}
 
 
 def _own_fields(own: ConfigReader, layout: Layout) -> OwnFields:
@@ -281,9 +278,9 @@ def _own_fields(own: ConfigReader, layout: Layout) -> OwnFields:
     )
 
 
-def _verifier(outer: ConfigReader) -> dict[str, Any]:
-    """What speculators says of the target and of how many tokens to draft."""
-    settings = outer.mapping("speculators_config")
+def _verifier(place: ConfigReader) -> dict[str, Any]:
+    """What speculators says of the target and of how many tokens to draft; other formats keep it under `OWN`."""
+    settings = place.mapping("speculators_config")
     algorithm = settings.get("algorithm", "eagle3")
     if algorithm != "eagle3":
         raise UnsupportedModelError(f"speculators_config is for {algorithm!r}; only eagle3 is read")

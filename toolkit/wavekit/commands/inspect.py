@@ -76,11 +76,16 @@ def _part_table(manifest: Manifest) -> str:
         layers = f"{stage.first}..{stage.last - 1}"
         rows.append(_row(f"stage {number}", layers, stage.graph.parameters, stage.graph.weight_bytes, taps or "-"))
     rows.append(_row("head", "-", manifest.head.parameters, manifest.head.weight_bytes, "-"))
-    if manifest.draft is not None:
-        graph = manifest.draft.graph  # its weights are counted without the embedding, which is the first stage's
+    for part, graph in _optional_parts(manifest):
+        # Their weights are counted without the tables of the vocabulary that other parts have.
         own = manifest.files[str(PurePosixPath(graph.file).with_suffix(".weights"))].bytes
-        rows.append(_row("draft", "-", graph.parameters, own, "-"))
+        rows.append(_row(part, "-", graph.parameters, own, "-"))
     return table(("part", "layers", "parameters", "weights", "taps"), rows, right=frozenset({2, 3}))
+
+
+def _optional_parts(manifest: Manifest) -> list[tuple[str, GraphInfo]]:
+    draft = manifest.draft.graph if manifest.draft is not None else None
+    return [(part, graph) for part, graph in (("greedy head", manifest.greedy_head), ("draft", draft)) if graph]
 
 
 def _row(name: str, layers: str, parameters: int, weight_bytes: int, taps: str) -> tuple[str, ...]:
@@ -91,9 +96,7 @@ def _tensor_table(manifest: Manifest) -> str:
     parts: list[tuple[str, GraphInfo]] = [
         (f"stage {number}", stage.graph) for number, stage in enumerate(manifest.stages)
     ]
-    parts.append(("head", manifest.head))
-    if manifest.draft is not None:
-        parts.append(("draft", manifest.draft.graph))
+    parts += [("head", manifest.head), *_optional_parts(manifest)]
     rows = []
     for part, graph in parts:
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):

@@ -83,7 +83,9 @@ def draft(model: str, out: Path, **options: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     steps = Steps("training a draft")
     try:
-        _, record = train_draft(job, lambda: engine_writer(model, out, options["threads"], steps), steps, _Shown(steps))
+        _, record = train_draft(
+            job, lambda: engine_writer(model, out, job.boundaries, options["threads"], steps), steps, _Shown(steps)
+        )
     finally:
         steps.clear()
     shares = ", ".join(f"{share:.0%}" for share in record.acceptance)
