@@ -150,7 +150,8 @@ def _check(job: DraftJob, spec: DecoderSpec) -> None:
 def _key(job: DraftJob, checkpoint: Checkpoint) -> dict[str, Any]:
     """What an unfinished run belongs to."""
     names = ("boundaries", "max_new_tokens", "max_prompt_tokens", "temperature", "draft_vocab", "held_out", "train")
-    settings = msgspec.to_builtins({name: getattr(job, name) for name in names})
+    # As JSON gives it back, in which the key is kept.
+    settings = msgspec.json.decode(msgspec.json.encode({name: getattr(job, name) for name in names}))
     texts = str(job.texts) if job.texts else job.prompts.sha256
     return {**settings, "model": checkpoint.digest(), "texts": texts}
 
