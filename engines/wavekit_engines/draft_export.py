@@ -10,24 +10,22 @@ import numpy.typing as npt
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_formats import check_target
 from wavekit_engines.draft_spec import Draft
-from wavekit_engines.errors import CheckpointError, MisuseError
+from wavekit_engines.errors import CheckpointError
 from wavekit_engines.graphs.draft_graph import DraftForms
 
 
-def check_draft(draft: Draft, target: DecoderSpec, target_name: str, target_digest: str) -> None:
-    """Refuse a draft that was made for another model, or that contradicts itself.
+def check_draft(draft: Draft, target: DecoderSpec) -> None:
+    """Refuse a draft that was made for another kind of model, or that contradicts itself.
+
+    A draft made for other weights of the same shape is not refused: people draft for a fine-tuned model with the head
+    of its base, and what is written stays the target's own.
 
     Raises:
-        MisuseError: hidden size, vocabulary, number of layers, a boundary or the digest do not fit the target.
+        MisuseError: hidden size, vocabulary, number of layers or a boundary do not fit the target.
         CheckpointError: weights or token ids do not fit the draft's own description.
     """
     check_target(draft, target)
     spec, name = draft.spec, draft.origin or "the draft head"
-    if draft.target_digest is not None and draft.target_digest != target_digest:
-        raise MisuseError(
-            f"{name} was made for a checkpoint of the same shape but other weights than {target_name}: "
-            "name the checkpoint it was made for, or make a draft with `wavekit train draft`"
-        )
     for role, shape in spec.weight_shapes().items():
         if role not in draft.weights or draft.weights[role].shape != shape:
             raise CheckpointError(f"{name} has no weight {role} of shape {list(shape)}: read or train it again")

@@ -148,7 +148,7 @@ def export_bundle(
         raise MisuseError(f"{path} is not a bundle, so --force does not replace it; choose another name")
     spec = decoder_spec(checkpoint.config)
     if options.draft is not None:
-        check_draft(options.draft, spec, checkpoint.name, checkpoint.digest())
+        check_draft(options.draft, spec)
     stages = plan_stages(spec.num_layers, options.split, options.all_taps)
     weights = DecoderWeights(checkpoint, spec)
     if options.draft is not None:

@@ -140,7 +140,6 @@ OTHER_MODELS: dict[str, Callable[[Draft], Draft]] = {
     "number of layers": lambda draft: _respelled(draft, target_layers=5),
     "boundaries": lambda draft: _respelled(draft, boundaries=(1, 2, 5), target_layers=None),
     "do not ascend": lambda draft: _respelled(draft, boundaries=(2, 1, 3)),
-    "other weights than model": lambda draft: dataclasses.replace(draft, target_digest="0" * 64),
 }
 DAMAGED: dict[str, Callable[[Draft], Draft]] = {
     r"no weight down of shape \[64, 96\]": lambda draft: _with_weight(draft, "down", np.zeros((64, 95), np.float32)),

@@ -137,7 +137,14 @@ def _draft(checkpoint: "Checkpoint", folder: Path | None) -> "Draft | None":
     from wavekit_engines.draft_formats import read_draft
     from wavekit_engines.families import decoder_spec
 
-    return read_draft(folder, target=decoder_spec(checkpoint.config))
+    draft = read_draft(folder, target=decoder_spec(checkpoint.config))
+    if draft.target_digest not in (None, checkpoint.digest()):
+        click.echo(
+            f"{folder} was trained for another checkpoint of this shape: texts stay as they are, but fewer of its "
+            "drafts may be accepted",
+            err=True,
+        )
+    return draft
 
 
 def _split(
