@@ -11,13 +11,14 @@ from importlib.metadata import version as _version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wavekit.speculation import Speculation
 from wavekit_engines.errors import BundleError, ContextLengthError, MisuseError, WavekitError
 
 if TYPE_CHECKING:
     from wavekit.llm import LLM
 
 __version__ = _version("wavekit")
-__all__ = ["BundleError", "ContextLengthError", "MisuseError", "WavekitError", "__version__", "load"]
+__all__ = ["BundleError", "ContextLengthError", "MisuseError", "Speculation", "WavekitError", "__version__", "load"]
 
 
 def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True) -> "LLM":

@@ -18,6 +18,9 @@ Plain Python: no engine, no logits, no sampling. Who proposes children, and why,
 
 from collections.abc import Iterator
 
+LATTICE_ROWS = 64
+"""Rows beyond the committed text that unfinished nodes may occupy, and the most rows a pass through the head has."""
+
 
 class Node:
     """A token explored at a position; ``rows[s]`` is its cache row in stage s, for the stages it has run."""

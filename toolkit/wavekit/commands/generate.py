@@ -4,11 +4,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 
 import wavekit
 from wavekit.commands.extras import require
+from wavekit.speculation import Mode
 from wavekit_engines.errors import MisuseError
 
 
@@ -25,8 +27,18 @@ from wavekit_engines.errors import MisuseError
 @click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
+@click.option(
+    "--speculate",
+    type=click.Choice(get_args(Mode)),
+    default="auto",
+    show_default=True,
+    help="Who proposes tokens ahead of the model. Never changes the text; auto: the bundle's draft head, if any.",
+)
+@click.option("--draft-depth", type=int, help="The most tokens proposed in a row.")
+@click.option("--draft-top-k", type=int, help="Children of a token in the draft's tree; 1 makes it a chain.")
+@click.option("--draft-tokens", type=int, help="The most tokens proposed for one pass.")
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: all cores]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result, token ids and timings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
 def generate(
     bundle: Path,
     prompt: str | None,
@@ -40,6 +52,10 @@ def generate(
     repetition_penalty: float,
     seed: int,
     stop: tuple[str, ...],
+    speculate: Mode,
+    draft_depth: int | None,
+    draft_top_k: int | None,
+    draft_tokens: int | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -49,10 +65,14 @@ def generate(
     wavekit generate bundle "The capital of France is"
     wavekit generate bundle --chat "What is the capital of France?"
     wavekit generate bundle --file notes.txt --temperature 0.8 --top-p 0.95
+    wavekit generate bundle --speculate lookup --file notes.txt
     echo "Once upon a time" | wavekit generate bundle --json
     """
     require("onnxruntime", "onnxruntime")
     text = _prompt_text(prompt, file)
+    speculation = wavekit.Speculation(speculate, draft_depth, draft_top_k)
+    if draft_tokens is not None:
+        speculation = dataclasses.replace(speculation, tokens=draft_tokens)
     llm = wavekit.load(bundle, threads=threads)
     stream = llm.stream(
         [{"role": "user", "content": text}] if chat else text,
@@ -64,6 +84,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop,
+        speculate=speculation,
     )
     for piece in stream:
         if not as_json:
