@@ -122,7 +122,7 @@ def total(runs: Sequence[dict[str, Any]], name: str, part: str) -> float:
 
 def tau(runs: Sequence[dict[str, Any]], name: str) -> float:
     """Tokens a pass over all prompts together; the first token of a text comes from the prefill."""
-    return sum(run["tokens"] - 1 for run in runs) / max(total(runs, name, "passes"), 1)
+    return float(sum(run["tokens"] - 1 for run in runs)) / max(total(runs, name, "passes"), 1)
 
 
 def by_position(runs: Sequence[dict[str, Any]], name: str) -> list[float]:

@@ -8,7 +8,7 @@ every later step only its own row. Rotary positions are t + k.
 Weights are named as in `DraftSpec.weight_shapes`. Knows no data, no loss and no optimizer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch.nn import functional
 from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.rope import rope_tables
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -55,7 +55,7 @@ class DraftHead(nn.Module):
         if self.spec.fc_norm == "joint":
             taps = self._norm(taps, "fc_norm")
         elif self.spec.fc_norm == "each":
-            parts = taps.split(self.spec.hidden_size, dim=-1)
+            parts = torch.split(taps, self.spec.hidden_size, dim=-1)  # type: ignore[no-untyped-call]
             taps = torch.cat([self._norm(part, f"fc_norm.{tap}") for tap, part in enumerate(parts)], dim=-1)
         return functional.linear(taps, self._weight("fc"))
 
@@ -108,12 +108,12 @@ class DraftHead(nn.Module):
     def _keys_values(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [B, kv_heads, rows, head_dim]."""
         heads = self.spec.num_kv_heads
-        value = self._linear(x, "v").unflatten(-1, (heads, -1)).transpose(1, 2)
+        value = _by_head(self._linear(x, "v"), heads)
         return self._rotated(self._linear(x, "k"), positions, heads), value
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor, heads: int) -> torch.Tensor:
         """Heads [B, heads, rows, head_dim] with their leading features rotated, half-split layout."""
-        x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        x = _by_head(x, heads)
         cos, sin = self.cos[positions][:, None].to(x.dtype), self.sin[positions][:, None].to(x.dtype)
         half = cos.shape[-1]
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -129,7 +129,13 @@ class DraftHead(nn.Module):
         return functional.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, self.spec.norm_eps).to(x.dtype)
 
     def _weight(self, role: str) -> torch.Tensor:
-        return self.weights[role.replace(".", "_")]
+        weight: torch.Tensor = self.weights[role.replace(".", "_")]
+        return weight
+
+
+def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Features [B, rows, heads * d] as [B, heads, rows, d]."""
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _pick(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Teacher:
     def __init__(self, decoder: Decoder, token_ids: torch.Tensor, embedding_scale: float, device: torch.device) -> None:
         """``token_ids`` int64 [D] is the draft vocabulary, in target ids."""
         self.token_ids = token_ids.to(device)
-        self._embedding = decoder.model.get_input_embeddings().weight.detach().to(device)
+        self._embedding: torch.Tensor = decoder.model.get_input_embeddings().weight.detach().to(device)
         self._scale, self._factor, self._softcap = embedding_scale, decoder.scale, decoder.softcap
         self._norm: Any = decoder.norm.to(device)
         self._rows = decoder.model.get_output_embeddings().weight.detach()[token_ids].to(device)

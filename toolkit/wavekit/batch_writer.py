@@ -229,7 +229,7 @@ class _BatchStage:
         self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
         self._rope = {
             f"rope_{kind}_{part}": np.ascontiguousarray(table, dtype)
-            for kind in {layer.rope for layer in layers} - {None}
+            for kind in {layer.rope for layer in layers if layer.rope is not None}
             for part, table in zip(("cos", "sin"), rope_tables(spec.ropes[kind], capacity, False), strict=True)
         }
         # One set of buffers for prompts, whose slot changes, and one for steps, which changes only at the very end.
