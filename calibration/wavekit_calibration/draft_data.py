@@ -91,7 +91,7 @@ class StateStore:
         def take(boundary: int, states: torch.Tensor) -> None:
             if boundary in self.boundaries or boundary == decoder.num_layers:
                 check_finite(boundary, states)
-                kept[boundary] = torch.split(states, lengths)  # type: ignore[no-untyped-call]
+                kept[boundary] = torch.split(states, lengths)
 
         capture(decoder, ids, positions, take)
         for index, text in enumerate(texts):

@@ -55,7 +55,7 @@ class DraftHead(nn.Module):
         if self.spec.fc_norm == "joint":
             taps = self._norm(taps, "fc_norm")
         elif self.spec.fc_norm == "each":
-            parts = torch.split(taps, self.spec.hidden_size, dim=-1)  # type: ignore[no-untyped-call]
+            parts = torch.split(taps, self.spec.hidden_size, dim=-1)
             taps = torch.cat([self._norm(part, f"fc_norm.{tap}") for tap, part in enumerate(parts)], dim=-1)
         return functional.linear(taps, self._weight("fc"))
 
