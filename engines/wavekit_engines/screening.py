@@ -14,8 +14,8 @@ of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, sec
 bound again by ||w_v d|| ||y||. ``_EXTRA_TERMS`` more terms stand for the few roundings around such a sum.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,57 +42,50 @@ _FLOOR = np.float32(1e-16)  # far below any weight, far above what float32 loses
 _SMALLEST_SCALE = np.float32(1e-30)
 
 
-@dataclass(frozen=True)
 class Screen:
-    """What `graphs.screened_head` needs of a table [V, H] besides the table.
+    """What `graphs.screened_head` needs of a table of rows [V, H] besides the table.
 
-    ``values`` int8 [H, V]: q. ``scales`` float32 [V]: t. ``errors`` float32 [V]: ||e_v|| and the float32 roundings, by
-    which a logit differs from its approximation at most, per unit of ||y|| + COARSENESS ||r||. ``noise`` float32 [V]:
-    by which two float32 evaluations of the logit w_v . x differ at most, per unit of ||y||. ``mean`` float32 [H]: m d.
-    ``inverse`` float32 [H]: 1 / d. ``largest``: a bound of all that is multiplied with ||y||, infinite if it overflows.
+    ``mean`` float32 [H]: m d. ``inverse`` float32 [H]: 1 / d. The rest is there once `values` has run through:
+    ``scales`` float32 [V]: t. ``errors`` float32 [V]: by how much a logit differs from its approximation at most,
+    float32 included, per unit of ||y|| + COARSENESS ||r||. ``noise`` float32 [V]: by how much two float32 evaluations
+    of the logit w_v . x differ at most, per unit of ||y||. ``largest``: bounds all that is multiplied with ||y||,
+    infinite where float32 cannot hold it.
     """
 
-    values: npt.NDArray[np.int8]
-    scales: Floats
-    errors: Floats
-    noise: Floats
-    mean: Floats
-    inverse: Floats
-    largest: float
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        count, width = rows.shape
+        self._mean, self._spread = _features(rows)
+        self.mean, self.inverse = self._mean * self._spread, 1 / self._spread
+        self.scales, self.errors, self.noise = (np.empty(count, np.float32) for _ in range(3))
+        self.largest = math.inf
+        self._relative = rounding_bound(width)
 
+    def values(self) -> Iterator[npt.NDArray[np.int8]]:
+        """q, in blocks of rows."""
+        start, largest = 0, 0.0
+        with np.errstate(over="ignore", invalid="ignore"):  # `largest` tells
+            for piece in _pieces(self._rows):
+                part = slice(start, start := start + len(piece))
+                yield self._quantize(piece, part)
+                largest = max(largest, *(float(bounds[part].max()) for bounds in (self.errors, self.noise)))
+        # Relative to what they bound, the errors are at least 1 / COARSENESS, the noise 2 * relative.
+        largest *= max(COARSENESS, 1 / self._relative)
+        self.largest = largest if np.isfinite([self.errors, self.noise]).all() else math.inf
 
-def screen_table(rows: Rows) -> Screen:
-    """Quantize a table of float32 rows [V, H]; they are read twice, in blocks."""
-    count, width = rows.shape
-    mean, spread = _features(rows)
-    relative = rounding_bound(width)
-    mean_norm = float(np.linalg.norm(mean.astype(np.float64) * spread))
-    values = np.empty((width, count), np.int8)
-    scales, errors, noise = (np.empty(count, np.float32) for _ in range(3))
-    start = 0
-    with np.errstate(over="ignore", invalid="ignore"):  # `largest` tells
-        for piece in _pieces(rows):
-            part = slice(start, start := start + len(piece))
-            centred = (piece - mean) * spread
-            scale = np.abs(centred).max(1) / np.float32(_TOP)
-            scale[scale < _SMALLEST_SCALE] = 1
-            whole = np.rint(centred / scale[:, None])
-            values[:, part] = whole.T
-            known = whole * scale[:, None]
-            lost, kept, full = _norms(centred - known), _norms(known), _norms(piece * spread)
-            scales[part], noise[part] = scale, 2 * relative * full
-            errors[part] = np.maximum(lost, kept / COARSENESS) + relative * (full + mean_norm + kept)
-        largest = float(errors.max()) * COARSENESS + float(noise.max()) / relative + mean_norm
-    grown = np.float32(1 + 2 * relative)  # the norms are float32 sums themselves
-    return Screen(
-        values,
-        scales,
-        errors * grown + _FLOOR,
-        noise * grown + _FLOOR,
-        mean * spread,
-        1 / spread,
-        largest if np.isfinite(largest) else np.inf,
-    )
+    def _quantize(self, piece: Floats, part: slice) -> npt.NDArray[np.int8]:
+        centred = (piece - self._mean) * self._spread
+        scale = np.abs(centred).max(1) / np.float32(_TOP)
+        scale[scale < _SMALLEST_SCALE] = 1
+        whole = np.rint(centred / scale[:, None])
+        known = whole * scale[:, None]
+        lost, kept, full = _norms(centred - known), _norms(known), _norms(piece * self._spread)
+        sums = self._relative * (full + _norms(self.mean[None]) + kept)
+        grown = np.float32(1 + 2 * self._relative)  # the norms are float32 sums themselves
+        self.scales[part] = scale
+        self.errors[part] = (np.maximum(lost, kept / COARSENESS) + sums) * grown + _FLOOR
+        self.noise[part] = 2 * self._relative * full * grown + _FLOOR
+        return whole.astype(np.int8)
 
 
 def rounding_bound(width: int) -> float:

@@ -23,7 +23,7 @@ from wavekit_engines.graphs.decoder_layer import rms_norm
 from wavekit_engines.graphs.graph_writer import GraphWriter, WeightFile
 from wavekit_engines.graphs.linear import WeightFormat
 from wavekit_engines.graphs.stage_graph import FINAL_NORM, head_table
-from wavekit_engines.screening import COARSENESS, DIGIT, RESIDUE, STEPS, screen_table
+from wavekit_engines.screening import COARSENESS, DIGIT, RESIDUE, STEPS, Screen
 from wavekit_engines.weights import DecoderWeights
 
 CANDIDATES = 32
@@ -53,15 +53,14 @@ def screen_bytes(spec: DecoderSpec) -> int:
 
 
 def write_screen(file: WeightFile, spec: DecoderSpec, weights: DecoderWeights) -> bool:
-    """Store the copy of the table and its bounds; False, and nothing stored, if float32 cannot hold the bounds."""
-    screen = screen_table(weights["head"])
+    """Store the copy of the table and its bounds; False if they are of no use, because float32 cannot hold them."""
+    screen, table = Screen(weights["head"]), weights["head"].shape
+    file.add("screen.values", "int8", table, screen.values())
     gain = np.abs(weights["final_norm"].read() * screen.inverse).max()
-    if not screen.largest * float(gain) * spec.hidden_size < _LARGEST:  # a normed row is at most sqrt(H) long
-        return False
-    for name in ("values", "scales", "errors", "noise", "mean", "inverse"):
+    for name in ("scales", "errors", "noise", "mean", "inverse"):
         array = getattr(screen, name)
-        file.add(f"screen.{name}", array.dtype.name, array.shape, [array])
-    return True
+        file.add(f"screen.{name}", "float32", array.shape, [array])
+    return screen.largest * float(gain) * spec.hidden_size < _LARGEST  # a normed row is at most sqrt(H) long
 
 
 def write_screened_head(path: Path, spec: DecoderSpec, screen: WeightFile, vocabulary: WeightFile) -> None:
@@ -108,7 +107,8 @@ def _approximate(graph: _Writer, y: ir.Value, largest: ir.Value) -> ir.Value:
     digits = graph.op("Add", graph.op("Concat", high, low, axis=0), graph.number(_ZERO_POINT))
     digits = graph.op("Cast", digits, to=int(ir.DataType.UINT8))
     zero_point = graph.constant("zero_point", np.array(_ZERO_POINT, np.uint8))
-    products = graph.op("MatMulInteger", digits, graph.stored("screen.values"), zero_point)
+    table = graph.op("Transpose", graph.stored("screen.values"), perm=[1, 0])  # done once, when the graph is opened
+    products = graph.op("MatMulInteger", digits, table, zero_point)
     products = graph.op("Cast", products, to=int(ir.DataType.FLOAT))
     highs, lows = graph.ops("Split", products, outputs=2, axis=0, num_outputs=2)
     sums = graph.op("Add", graph.op("Mul", highs, graph.number(DIGIT)), lows)
