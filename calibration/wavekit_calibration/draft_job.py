@@ -38,6 +38,7 @@ from wavekit_calibration.draft_train import Look, Report, Trainer, TrainSettings
 from wavekit_calibration.figures import save_figure
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.model import encode_prompt, open_decoder, usable_device
+from wavekit_calibration.processes import Processes
 from wavekit_calibration.prompts import PromptFile
 from wavekit_calibration.state import RunState, Unfinished, write_file
 from wavekit_engines.checkpoint import Checkpoint, open_checkpoint
@@ -115,27 +116,34 @@ def train_draft(
     checkpoint = open_checkpoint(job.model)
     spec = decoder_spec(checkpoint.config)
     _check(job, spec)
-    device = usable_device(job.device)
-    decoder, tokenizer = open_decoder(job.model, job.device, "auto" if device.type != "cpu" else "float32")
-    state = RunState(job.out / "state", _key(job, checkpoint), job.unfinished)
-    store = StateStore(job.out / "state" / "states", job.boundaries)
-    made_by, texts = _texts(job, checkpoint, spec, tokenizer, writer, state, store, progress)
-    split = split_held_out(texts, job.held_out, job.train.seed)
-    _check_room(job, spec, store, texts)
-    store.fill(texts, decoder, job.train.batch_size, progress)
+    processes = Processes()
+    if not processes.is_first:
+        progress, report = (lambda what, done, total: None), (lambda look: None)
+    device = usable_device(processes.device(job.device))
+    decoder, tokenizer = open_decoder(job.model, str(device), "auto" if device.type != "cpu" else "float32")
+    with processes.first_before_others():
+        unfinished = job.unfinished if processes.is_first else "resume"
+        state = RunState(job.out / "state", _key(job, checkpoint), unfinished)
+        store = StateStore(job.out / "state" / "states", job.boundaries)
+        made_by, texts = _texts(job, checkpoint, spec, tokenizer, writer, state, store, progress)
+        split = split_held_out(texts, job.held_out, job.train.seed)
+        _check_room(job, spec, store, texts)
+        store.fill(texts, decoder, job.train.batch_size, progress)
     d2t = choose_vocabulary(split[0], spec.vocab_size, min(job.draft_vocab, spec.vocab_size))
     start = untrained_draft(checkpoint, spec, job.boundaries, d2t, job.train.seed)
     head = DraftHead(start.spec, max(len(text.tokens) for text in texts) + job.train.steps_ahead)
     head.load(start)
     teacher = Teacher(decoder, torch.from_numpy(d2t + range(len(d2t))), spec.embedding_scale, device)
-    trainer = Trainer(head, teacher, store, split, job.train, job.out / "state" / "checkpoint.pt", device)
+    trainer = Trainer(head, teacher, store, split, job.train, job.out / "state" / "checkpoint.pt", device, processes)
     trainer.resume()
     trainer.run(job.max_minutes, progress, report)
     found = trainer.evaluate(split[1], job.train.steps_ahead)
     draft = _trained(start, head, job, found)
     record = _record(job, checkpoint, made_by, split, trainer, found, draft)
-    _write(job, draft, record)
-    state.remove()
+    processes.wait()
+    if processes.is_first:
+        _write(job, draft, record)
+        state.remove()
     return draft, record
 
 

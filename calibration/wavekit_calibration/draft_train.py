@@ -19,6 +19,7 @@ from wavekit_calibration.draft_data import AnsweredText, Batch, StateStore, epoc
 from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.draft_loss import Acceptance, Teacher, batch_loss, count_accepted
 from wavekit_calibration.measure import Progress
+from wavekit_calibration.processes import Processes
 from wavekit_engines.errors import MisuseError
 
 
@@ -93,17 +94,23 @@ class Trainer:
         settings: TrainSettings,
         checkpoint: Path,
         device: torch.device,
+        processes: Processes | None = None,
     ) -> None:
-        """Train ``head`` on ``texts[0]``, whose states are in ``store``, watching ``texts[1]``."""
+        """Train ``head`` on ``texts[0]``, whose states are in ``store``, watching ``texts[1]``.
+
+        ``processes``: share every step with these; a step then takes ``batch_size`` texts in each.
+        """
         self.head, self.settings, self.state = head.to(device), settings, TrainState()
         self._teacher, self._store, self._device = teacher, store, device
         self._train, self._held_out = list(texts[0]), list(texts[1])
         self._checkpoint = checkpoint
+        self._processes = processes or Processes()
+        self._step_size = settings.batch_size * self._processes.count
         self._optimizer = torch.optim.AdamW(
             head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
         )
         self._best: dict[str, torch.Tensor] = {}
-        self._epoch_steps = -(-len(self._train) // settings.batch_size)
+        self._epoch_steps = -(-len(self._train) // self._step_size)
         self.total_steps = max(1, math.ceil(self._epoch_steps * settings.epochs))
 
     def run(self, max_minutes: float | None, progress: Progress, report: Report) -> None:
@@ -113,7 +120,7 @@ class Trainer:
         if self.state.step == 0:
             self._look(math.nan, report)
         for batch in self._remaining_batches():
-            self.state.minutes = (monotonic() - started) / 60
+            (self.state.minutes,) = self._processes.agree([(monotonic() - started) / 60])
             share = max(self.state.step / self.total_steps, self.state.minutes / max_minutes if max_minutes else 0.0)
             if share >= 1:
                 break
@@ -136,7 +143,7 @@ class Trainer:
         first, done = divmod(self.state.step, self._epoch_steps)
         for epoch in range(first, -(-self.total_steps // self._epoch_steps)):
             rng = np.random.default_rng([self.settings.seed, epoch])
-            batches = epoch_batches(self._train, self.settings.batch_size, rng)
+            batches = epoch_batches(self._train, self._step_size, rng)
             for index, batch in enumerate(batches):
                 if (epoch > first or index >= done) and epoch * self._epoch_steps + index < self.total_steps:
                     yield batch
@@ -144,15 +151,17 @@ class Trainer:
     def _step(self, texts: Sequence[AnsweredText], share: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _schedule(share, self.settings.warm_up)
-        with self._autocast():
-            loss = batch_loss(
-                self.head, self._teacher, self._batch(texts, self.settings.steps_ahead), self.settings.steps_ahead
-            )
-        loss.backward()  # type: ignore[no-untyped-call]
+        own, steps, value = texts[self._processes.rank :: self._processes.count], self.settings.steps_ahead, 0.0
+        if own:
+            with self._autocast():
+                loss = batch_loss(self.head, self._teacher, self._batch(own, steps), steps)
+            loss.backward()  # type: ignore[no-untyped-call]
+            value = float(loss.detach())
+        self._processes.average(self.head.parameters())
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.settings.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return value
 
     def _batch(self, texts: Sequence[AnsweredText], steps: int) -> Batch:
         return make_batch(self._store, texts, self.head.spec.boundaries, steps).to(self._device)
@@ -184,6 +193,8 @@ class Trainer:
 
     def _save(self) -> None:
         """Write the checkpoint under a temporary name and rename it."""
+        if not self._processes.is_first:
+            return
         content = {
             "state": asdict(self.state),
             "head": self.head.state_dict(),

@@ -1,6 +1,9 @@
 """Training a draft: states and loss against transformers and plain loops, and the command from arguments to files."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +233,25 @@ def test_an_interrupted_run_ends_with_the_same_head(
     once, resumed = (read_draft(folder / "draft") for folder in (finished[0], tmp_path / "run"))
     for role, values in once.weights.items():
         np.testing.assert_allclose(resumed.weights[role], values, rtol=1e-3, atol=1e-5, err_msg=role)
+
+
+def test_two_processes_share_the_steps(model: Path, finished: tuple[Path, Result], tmp_path: Path) -> None:
+    """Two with one text each take the steps that one process takes with two."""
+    quick = [str(part) for part in QUICK]
+    quick[quick.index("--batch-size") + 1] = "1"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "wavekit"]
+    texts = ["--texts", str(finished[0] / "texts.jsonl"), "--taps", "1,3,5", *quick]
+    done = subprocess.run(
+        [sys.executable, *launch, "train", "draft", str(model), "-o", str(tmp_path / "run"), *texts],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("held-out tau") == 1
+    once, shared = (read_draft(folder / "draft") for folder in (finished[0], tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "training.json").read_text())
+    assert record["steps"] == json.loads((finished[0] / "training.json").read_text())["steps"]
+    for role, values in once.weights.items():
+        np.testing.assert_allclose(shared.weights[role], values, rtol=0.1, atol=0.02, err_msg=role)
 
 
 @pytest.mark.parametrize(

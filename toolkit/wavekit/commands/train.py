@@ -63,7 +63,8 @@ def draft(model: str, out: Path, **options: Any) -> None:
     """Train an EAGLE-3 draft head for MODEL.
 
     MODEL answers the prompts itself; the head learns to foresee what it writes. The model is not changed. A 135M model
-    trains on two processor cores in about an hour.
+    trains on two processor cores in about an hour. Under `torchrun -m wavekit`, or `accelerate launch`, every process takes
+    its share of each step.
 
     \b
     wavekit train draft ./SmolLM2-135M-Instruct --calibration calibration -o draft
@@ -76,6 +77,7 @@ def draft(model: str, out: Path, **options: Any) -> None:
 
     from wavekit.commands.training_texts import engine_writer
     from wavekit_calibration.draft_job import train_draft
+    from wavekit_calibration.processes import Processes
 
     if options["threads"]:
         torch.set_num_threads(options["threads"])
@@ -88,6 +90,8 @@ def draft(model: str, out: Path, **options: Any) -> None:
         )
     finally:
         steps.clear()
+    if not Processes().is_first:
+        return
     shares = ", ".join(f"{share:.0%}" for share in record.acceptance)
     click.echo(f"held-out tau {record.tau:.2f} (plain decoding: 1.00); accepted by position {shares}")
     click.echo(f"{record.answer_tokens} tokens of text, {record.steps} steps, {record.minutes:.0f} minutes of training")
