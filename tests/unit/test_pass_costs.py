@@ -1,0 +1,76 @@
+"""The curve of pass costs, and the tree sizes that follow from it."""
+
+from time import sleep
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wavekit.budget import Budget
+from wavekit.pass_costs import MEASURED, PassCosts
+
+seconds = st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=len(MEASURED))
+chances = st.lists(st.floats(0, 1), max_size=63)
+
+
+@given(seconds)
+def test_measured_sizes_cost_what_they_took_and_longer_passes_never_less(measured) -> None:
+    costs = PassCosts(measured)
+    assert len(costs.seconds) == MEASURED[-1]
+    assert (np.diff(costs.seconds) >= 0).all()
+    most = 0.0
+    for rows, took in zip(MEASURED, measured, strict=False):
+        most = max(most, took)
+        assert costs.of(rows) == pytest.approx(most)
+    assert costs.relative(1) == 1
+    assert costs.of(2 * MEASURED[-1]) == pytest.approx(2 * costs.of(MEASURED[-1]))
+
+
+def test_between_and_beyond_what_was_measured_costs_go_on_straight() -> None:
+    costs = PassCosts([1.0, 1.0, 2.0, 2.0, 4.0])  # 1, 2, 3, 4 and 6 rows
+    assert costs.of(5) == pytest.approx(3.0)
+    assert costs.of(16) == pytest.approx(4.0 + 10 * 1.0)
+
+
+def test_measuring_finds_the_slope_and_ends_soon() -> None:
+    ran: list[int] = []
+
+    def run(rows: int) -> None:
+        ran.append(rows)
+        sleep(0.002 + 0.001 * rows)
+
+    costs = PassCosts.measure(run)
+    assert 1.5 < costs.relative(4) < 2.5
+    assert sum(0.002 + 0.001 * rows for rows in ran) < 1.0
+    slow: list[int] = []
+
+    def crawl(rows: int) -> None:
+        slow.append(rows)
+        sleep(0.06)
+
+    assert PassCosts.measure(crawl).relative(64) < 1.5
+    assert max(slow) == 4  # as many sizes as a slope needs, where passes are slow
+
+
+@given(measured=seconds, chances=chances, spent=st.floats(0, 100), least=st.integers(1, 3))
+def test_the_size_of_a_tree_is_the_one_with_the_most_expected_tokens_a_second(measured, chances, spent, least) -> None:
+    costs, falling = PassCosts(measured), sorted(chances, reverse=True)
+    rates = [
+        (1 + sum(falling[:count])) / (spent + costs.of(max(count + 1, least))) for count in range(len(falling) + 1)
+    ]
+    count, rate = Budget(costs, least_rows=least).best(np.array(falling), spent)
+    assert rate == pytest.approx(max(rates))
+    assert rates[count] == pytest.approx(rate)
+
+
+def test_a_second_row_is_free_where_a_pass_has_two_anyway() -> None:
+    costs = PassCosts([1.0, 1.5, 2.0, 2.5])
+    assert Budget(costs).best(np.array([0.2]))[0] == 0
+    assert Budget(costs, least_rows=2).best(np.array([0.2]))[0] == 1
+
+
+def test_flat_passes_take_wide_trees_and_steep_ones_none() -> None:
+    chances = np.linspace(0.3, 0.01, 60)
+    assert Budget(PassCosts([1.0] * len(MEASURED))).best(chances)[0] == 60
+    assert Budget(PassCosts([1.0, 2.0, 3.0, 4.0])).best(chances)[0] == 0
