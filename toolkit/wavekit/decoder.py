@@ -11,9 +11,10 @@ import numpy as np
 from wavekit.budget import Budget
 from wavekit.draft_source import DraftSource
 from wavekit.generation import Chooser, DecodeStats, Generation, Request
+from wavekit.lattice import LATTICE_ROWS
 from wavekit.lookup import LookupSource
 from wavekit.pass_costs import MEASURED, PassCosts
-from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers, WorkerPool, switches_to_long
+from wavekit.sequence_workers import SequenceWorkers, WorkerPool, switches_to_long
 from wavekit.sources import Source
 from wavekit.speculation import Speculation
 from wavekit.speculator import Speculator, SpeculatorMaker
@@ -35,7 +36,9 @@ class Decoder:
         self._engines = (*stages, head, *((draft,) if draft is not None else ()))
         self.workers = WorkerPool(manifest, stages, head, draft)
         precisions = {manifest.engine.precision, manifest.engine.head_precision}
-        self._rounds_by_rows = not precisions.isdisjoint(("int4", "int8"))
+        # Such engines round activations, which carries differences of the last bit far. None arise between passes of
+        # two rows or more in which every row takes the place in the cache that it has in the text.
+        self._rounds = not precisions.isdisjoint(("int4", "int8"))
         self._target_costs: PassCosts | None = None
         self._draft_costs: PassCosts | None = None
         self._measuring = threading.Lock()
@@ -98,12 +101,12 @@ class Decoder:
         mode = speculation.resolved(draft is not None)
         if mode == "off":
             return None
-        drafting = draft is not None and "draft" in mode
-        top_k = speculation.top_k
+        drafting, top_k = draft is not None and "draft" in mode, 0
         if draft is not None and drafting:
-            top_k = top_k or draft.top_k
+            top_k = speculation.top_k or draft.top_k
             if top_k > draft.top_k:
                 raise MisuseError(f"top_k of a speculation is {top_k}, this bundle's head scores {draft.top_k} tokens")
+            top_k = 1 if self._rounds else top_k
         budget = None
         if speculation.adaptive:
             costs = self.draft_costs() if drafting else None
@@ -113,10 +116,10 @@ class Decoder:
             sources: list[Source] = []
             if "lookup" in mode:
                 sources.append(LookupSource(speculation.lookup_depth))
-            if drafting and top_k is not None:
+            if drafting:
                 depth, tokens = speculation.draft_depth, speculation.tokens
                 sources.append(DraftSource(*workers.draft(), depth, top_k, tokens, budget))
-            return Speculator(sources, budget, speculation.tokens)
+            return Speculator(sources, budget, speculation.tokens, chain=self._rounds)
 
         return make
 
@@ -141,7 +144,7 @@ class Decoder:
 
     def _least_rows(self, speculating: bool) -> int:
         """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
-        return 2 if self._rounds_by_rows and (speculating or self.manifest.draft is not None) else 1
+        return 2 if self._rounds and (speculating or self.manifest.draft is not None) else 1
 
     def _measure_target(self) -> PassCosts:
         context = min(_MEASURED_CONTEXT, self.spec.max_positions)

@@ -16,7 +16,8 @@ from wavekit.draft_tree import DraftTree
 from wavekit.draft_trust import DraftTrust
 from wavekit.draft_worker import DraftWorker, Scores
 from wavekit.pass_costs import PassCosts
-from wavekit.sources import ANCHOR, Candidates, Silence
+from wavekit.sources import ANCHOR, Candidates
+from wavekit.speculation import Silence
 from wavekit.tap_rows import TapRows
 from wavekit_engines.engine import Array
 
@@ -106,7 +107,7 @@ class DraftSource:
         if self._budget is None or self._passed_over >= PATIENCE:
             return True
         budget, costs = self._budget, _costs(self._budget)
-        there = candidates.chances()
+        _, there = candidates.ranked()
         _, without = budget.best(there)
         usual = np.cumprod([self._trust.first(level) for level in range(1, depth + 1)])
         usual[: len(there)] = np.maximum(usual[: len(there)], there[:depth])

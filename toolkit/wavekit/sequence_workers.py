@@ -12,6 +12,7 @@ import numpy as np
 
 from wavekit.draft_worker import DraftWorker
 from wavekit.head_worker import HeadWorker
+from wavekit.lattice import LATTICE_ROWS
 from wavekit.stage_worker import StageWorker
 from wavekit.tap_rows import TapRows
 from wavekit_engines.bundle import Manifest
@@ -19,8 +20,6 @@ from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine
 
 PREFILL_CHUNK = 512
-LATTICE_ROWS = 64
-"""Rows beyond the committed text that unfinished nodes may occupy, and the most rows a pass through the head has."""
 
 _MIN_CAPACITY = 512
 _KEPT = 2

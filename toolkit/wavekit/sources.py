@@ -6,15 +6,13 @@ change the text. Nothing here knows engines or logits.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from wavekit.lattice import Lattice, Node
+from wavekit.speculation import Silence
 from wavekit_engines.engine import Array
-
-Silence = Literal["no match", "does not pay", "beyond the draft's context", "end of text"]
-"""Why nothing was proposed."""
 
 ANCHOR = -1
 """The anchor as the parent of a candidate."""
@@ -53,20 +51,29 @@ class Candidates:
             self._chances[number] = chance
         return number
 
-    def chances(self) -> Array:
-        """The chances of all candidates, float64, falling."""
-        return -np.sort(-np.array(self._chances))
+    def ranked(self, chain: bool = False) -> tuple[list[int], Array]:
+        """Candidates, the likeliest first, and their chances, float64, falling.
 
-    def place(self, count: int, lattice: Lattice) -> int:
-        """Propose the ``count`` likeliest to the lattice and return the depth of the deepest.
-
-        Chances fall along a path and parents come first among equals, so every parent of a chosen one is chosen.
+        Chances fall along a path and parents come first among equals, so the first few always form a tree. With
+        ``chain`` only those of one path are ranked: the likeliest child of the anchor, the likeliest child of that, ...
         """
-        order = np.argsort(-np.array(self._chances), kind="stable")[:count].tolist()
+        chances = np.array(self._chances)
+        order = np.argsort(-chances, kind="stable").tolist()
+        if chain:
+            path, end = list[int](), ANCHOR
+            for number in order:
+                if self._parents[number] == end:
+                    path.append(number)
+                    end = number
+            order = path
+        return order, chances[order]
+
+    def place(self, numbers: Sequence[int], lattice: Lattice) -> int:
+        """Propose candidates, parents first, to the lattice and return the depth of the deepest."""
         nodes: dict[int, Node] = {ANCHOR: lattice.anchor}
-        for number in order:
+        for number in numbers:
             nodes[number] = lattice.propose(nodes[self._parents[number]], self._tokens[number])
-        return max((self._depths[number] for number in order), default=0)
+        return max((self._depths[number] for number in numbers), default=0)
 
 
 class Source(Protocol):

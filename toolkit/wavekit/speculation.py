@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from wavekit.sequence_workers import LATTICE_ROWS
-from wavekit.sources import Silence
+from wavekit.lattice import LATTICE_ROWS
 from wavekit_engines.errors import MisuseError
 
 Mode = Literal["auto", "draft", "lookup", "draft+lookup", "off"]
+
+Silence = Literal["no match", "does not pay", "beyond the draft's context", "end of text"]
+"""Why nothing was proposed."""
 
 MOST_TOKENS = LATTICE_ROWS - 1
 """Proposed tokens that fit into one pass of the target, beside the token that is certain."""
@@ -25,7 +27,8 @@ class Speculation:
             alike, "draft+lookup" with both; "auto" is "draft" where the bundle has a head, and "off" where not.
         depth: the most tokens in a row; None: 8 for a draft, as many as ``tokens`` for a lookup.
         top_k: children a token of the draft's tree gets, and tokens of a level that get any; None: what the bundle's
-            head scores. 1 makes the tree a chain.
+            head scores. 1 makes the tree a chain. Bundles of precision int4 or int8 only ever run chains, since
+            there a token beside others would come out rounded otherwise than in plain decoding.
         tokens: the most tokens proposed for one pass, 1 to 63.
         adaptive: propose only as much as pays, by what passes cost on this machine and by what came true so far;
             False proposes as much as the other fields allow, for measurements of acceptance.

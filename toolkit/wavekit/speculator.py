@@ -4,21 +4,31 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from wavekit.budget import Budget
-from wavekit.lattice import Lattice
-from wavekit.sequence_workers import LATTICE_ROWS, SequenceWorkers
-from wavekit.sources import Candidates, Silence, Source
-from wavekit.speculation import MOST_TOKENS, SpeculationCounts
+from wavekit.lattice import LATTICE_ROWS, Lattice
+from wavekit.sequence_workers import SequenceWorkers
+from wavekit.sources import Candidates, Source
+from wavekit.speculation import MOST_TOKENS, Silence, SpeculationCounts
 
 
 class Speculator:
     """Lets sources propose below every new anchor, and runs what pays."""
 
-    def __init__(self, sources: Sequence[Source], budget: Budget | None = None, most: int = MOST_TOKENS) -> None:
-        """Run at most ``most`` proposals a pass; those that ``budget`` finds worth it, or all for None."""
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        budget: Budget | None = None,
+        most: int = MOST_TOKENS,
+        chain: bool = False,
+    ) -> None:
+        """Run at most ``most`` proposals a pass, only one path of them for ``chain``.
+
+        Those are run that ``budget`` finds worth it, or all for None.
+        """
         self.counts = SpeculationCounts()
         self._sources = sources
         self._budget = budget
         self._most = most
+        self._chain = chain
         self._deepest = 0
 
     def follow(self, text: Sequence[int]) -> None:
@@ -35,15 +45,16 @@ class Speculator:
             return
         candidates = Candidates(min(depth, room))
         reasons = [source.propose(candidates, text) for source in self._sources]
-        count = min(len(candidates), room)
+        order, chances = candidates.ranked(self._chain)
+        count = min(len(order), room)
         if count and self._budget is not None:
-            count = self._budget.best(candidates.chances()[:count])[0]
+            count = self._budget.best(chances[:count])[0]
         if not count:
             spoken = [reason for reason in reasons if reason is not None]
             self._count_silence(spoken[-1] if spoken and not len(candidates) else "does not pay")
             return
         before = len(lattice.nodes)
-        self._deepest = candidates.place(count, lattice)
+        self._deepest = candidates.place(order[:count], lattice)
         self.counts.proposed += len(lattice.nodes) - before
         _count(self.counts.proposed_at, self._deepest)
 
