@@ -35,10 +35,9 @@ class Decoder:
         self.spec = manifest.decoder
         self._engines = (*stages, head, *((draft,) if draft is not None else ()))
         self.workers = WorkerPool(manifest, stages, head, draft)
-        precisions = {manifest.engine.precision, manifest.engine.head_precision}
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
-        self._rounds = not precisions.isdisjoint(("int4", "int8"))
+        self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
         self._target_costs: PassCosts | None = None
         self._draft_costs: PassCosts | None = None
         self._measuring = threading.Lock()

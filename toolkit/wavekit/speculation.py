@@ -27,7 +27,7 @@ class Speculation:
             alike, "draft+lookup" with both; "auto" is "draft" where the bundle has a head, and "off" where not.
         depth: the most tokens in a row; None: 8 for a draft, as many as ``tokens`` for a lookup.
         top_k: children a token of the draft's tree gets, and tokens of a level that get any; None: what the bundle's
-            head scores. 1 makes the tree a chain. Bundles of precision int4 or int8 only ever run chains, since
+            head scores. 1 makes the tree a chain. Bundles of a precision below fp32 only ever run chains, since
             there a token beside others would come out rounded otherwise than in plain decoding.
         tokens: the most tokens proposed for one pass, 1 to 63.
         adaptive: propose only as much as pays, by what passes cost on this machine and by what came true so far;

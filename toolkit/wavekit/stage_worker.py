@@ -4,7 +4,7 @@ A pass is two steps: `StageWorker.load` copies the new rows' inputs in, takes ca
 `StageWorker.run` runs the engine. Between the two no other worker is involved, so all stages of a tick can be loaded
 first and run on lanes of their own. Which rows may see which is the caller's knowledge, given as row numbers.
 
-Kernels for quantized weights round a pass of one row otherwise than passes of several, which agree among themselves.
+Kernels of reduced precision round a pass of one row otherwise than passes of several, which agree among themselves.
 Where texts must not depend on how many rows a pass has, ``least_rows`` is 2: a shorter pass runs with a copy of its
 last row behind it, which no row sees and which takes no cache row: the next pass writes over what it left.
 """
