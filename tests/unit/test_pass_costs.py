@@ -1,7 +1,5 @@
 """The curve of pass costs, and the tree sizes that follow from it."""
 
-from time import sleep
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,24 +31,21 @@ def test_between_and_beyond_what_was_measured_costs_go_on_straight() -> None:
     assert costs.of(16) == pytest.approx(4.0 + 10 * 1.0)
 
 
-def test_measuring_finds_the_slope_and_ends_soon() -> None:
-    ran: list[int] = []
+@pytest.mark.parametrize(("base", "slope"), [(0.002, 0.0005), (0.0001, 0.0), (0.06, 0.01), (0.5, 0.0)])
+def test_measuring_finds_the_slope_and_ends_soon(base: float, slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, noise, ran = 0.0, iter([1.0, 1.7, 1.0, 2.5] * 50), list[int]()
 
     def run(rows: int) -> None:
+        nonlocal now
         ran.append(rows)
-        sleep(0.002 + 0.001 * rows)
+        now += (base + slope * rows) * (next(noise) if base < 0.01 else 1)
 
+    monkeypatch.setattr("wavekit.pass_costs.perf_counter", lambda: now)
     costs = PassCosts.measure(run)
-    assert 1.5 < costs.relative(4) < 2.5
-    assert sum(0.002 + 0.001 * rows for rows in ran) < 1.0
-    slow: list[int] = []
-
-    def crawl(rows: int) -> None:
-        slow.append(rows)
-        sleep(0.06)
-
-    assert PassCosts.measure(crawl).relative(64) < 1.5
-    assert max(slow) == 4  # as many sizes as a slope needs, where passes are slow
+    for rows in (2, 4, 8, 64):
+        assert costs.relative(rows) == pytest.approx((base + slope * rows) / (base + slope), rel=0.01)
+    assert max(ran) >= 4  # as many sizes as a slope needs, where passes are slow
+    assert now < max(0.8, 8.1 * (base + 4 * slope))
 
 
 @given(measured=seconds, chances=chances, spent=st.floats(0, 100), least=st.integers(1, 3))

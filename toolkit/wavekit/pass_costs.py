@@ -13,7 +13,8 @@ from wavekit_engines.engine import Array
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows in a pass; between them costs are interpolated."""
 
-_REPEATS = 3
+_FEWEST_RUNS, _MOST_RUNS = 2, 4  # of a size; the first also warms up
+_REPEATED = 0.04  # seconds; passes of one size that have taken this long together are not repeated again
 _SECONDS = 0.4  # after this long, only sizes needed for a slope are still measured
 _FEWEST = 4
 
@@ -37,13 +38,15 @@ class PassCosts:
 
     @classmethod
     def measure(cls, run: Callable[[int], None]) -> "PassCosts":
-        """Time ``run``, which runs a pass of so many rows: the fastest of a few, after one to warm up."""
+        """Time ``run``, which runs a pass of so many rows: the fastest of a few, where passes are not slow."""
         seconds, start = list[float](), perf_counter()
         for count in MEASURED:
             if len(seconds) >= _FEWEST and perf_counter() - start > _SECONDS:
                 break
-            run(count)
-            seconds.append(min(_timed(run, count) for _ in range(_REPEATS)))
+            times = list[float]()
+            while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _REPEATED):
+                times.append(_timed(run, count))
+            seconds.append(min(times))
         return cls(seconds)
 
     def of(self, rows: int) -> float:
