@@ -19,5 +19,9 @@ class CalibrationFileError(MisuseError):
     """A calibration.json is missing, damaged, of a newer schema, or made for another model."""
 
 
+class TraceError(MisuseError):
+    """An exit trace is missing, damaged, of a newer schema, or lacks the depths asked for."""
+
+
 class CalibrationPausedError(WavekitError):
     """The run stopped on purpose before it was done, by Ctrl-C or out of time, and can be resumed."""
