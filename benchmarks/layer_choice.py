@@ -30,9 +30,10 @@ from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.draft_loss import Teacher
 from wavekit_calibration.draft_start import choose_vocabulary, untrained_draft
 from wavekit_calibration.draft_texts import read_texts, split_held_out
-from wavekit_calibration.draft_train import Trainer, TrainSettings
+from wavekit_calibration.draft_train import DraftLearner, TrainSettings
 from wavekit_calibration.model import open_decoder
 from wavekit_calibration.result import Calibration, load_calibration
+from wavekit_calibration.training_loop import Trainer
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.families import decoder_spec
 
@@ -70,9 +71,8 @@ def main() -> None:
                 start = untrained_draft(checkpoint, spec, boundaries, d2t, seed)
                 head = DraftHead(start.spec, max(len(text.tokens) for text in texts) + options.steps_ahead)
                 head.load(start)
-                trainer = Trainer(
-                    head, teacher, store, (train, held_out), settings, folder / "none.pt", torch.device("cpu")
-                )
+                learner = DraftLearner(head, teacher, store, settings, torch.device("cpu"))
+                trainer = Trainer(learner, (train, held_out), settings, folder / "none.pt")
                 trainer.run(None, _progress, lambda look: None)
                 last = trainer.state.looks[-1]
                 found[name].append({"seed": seed, "tau": last.tau, "acceptance": last.acceptance})

@@ -10,7 +10,6 @@ first wrong one, and the target adds one.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -18,6 +17,7 @@ from torch.nn import functional
 from wavekit_calibration.draft_data import Batch
 from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.model import Decoder
+from wavekit_calibration.readout import Readout
 
 STEP_WEIGHT = 0.8
 
@@ -29,9 +29,8 @@ class Teacher:
         """``token_ids`` int64 [D] is the draft vocabulary, in target ids."""
         self.token_ids = token_ids.to(device)
         self._embedding: torch.Tensor = decoder.model.get_input_embeddings().weight.detach().to(device)
-        self._scale, self._factor, self._softcap = embedding_scale, decoder.scale, decoder.softcap
-        self._norm: Any = decoder.norm.to(device)
-        self._rows = decoder.model.get_output_embeddings().weight.detach()[token_ids].to(device)
+        self._scale = embedding_scale
+        self._readout = Readout(decoder, token_ids, device)
         self._known = torch.zeros(len(self._embedding), dtype=torch.bool, device=device)
         self._known[self.token_ids] = True
 
@@ -42,10 +41,7 @@ class Teacher:
     @torch.no_grad()
     def distribution(self, final: torch.Tensor) -> torch.Tensor:
         """Probabilities [n, D] over the draft vocabulary of states at boundary N [n, H]."""
-        scores = functional.linear(self._norm(final.to(self._rows.dtype)), self._rows).float() * self._factor
-        if self._softcap is not None:
-            scores = self._softcap * torch.tanh(scores / self._softcap)
-        return scores.softmax(-1)
+        return self._readout.scores(final).softmax(-1)
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Whether tokens are in the draft vocabulary."""

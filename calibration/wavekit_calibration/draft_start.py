@@ -31,7 +31,7 @@ def choose_vocabulary(texts: Sequence[AnsweredText], vocab_size: int, size: int)
         MisuseError: a size that the target's vocabulary does not have.
     """
     if not 1 <= size <= vocab_size:
-        raise MisuseError(f"--draft-vocab {size}: the target has {vocab_size} tokens")
+        raise MisuseError(f"a vocabulary of {size} tokens: the target has {vocab_size} tokens")
     counts = np.bincount(np.concatenate([np.asarray(text.answer) for text in texts]), minlength=vocab_size)
     chosen = np.sort(np.argsort(-counts, kind="stable")[:size])
     offsets: NDArray[np.int64] = chosen - np.arange(size)

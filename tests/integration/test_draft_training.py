@@ -213,7 +213,7 @@ def test_texts_serve_another_run_of_the_same_model_only(
 def test_an_interrupted_run_ends_with_the_same_head(
     model: Path, finished: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wavekit_calibration.draft_train import Trainer
+    from wavekit_calibration.training_loop import Trainer
 
     texts, step = finished[0] / "texts.jsonl", Trainer._step
     arguments = (model, "-o", tmp_path / "run", "--taps", "1,3,5", *QUICK, "--texts", texts)
