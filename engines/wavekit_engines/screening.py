@@ -85,7 +85,8 @@ class Screen:
         self.scales[part] = scale
         self.errors[part] = (np.maximum(lost, kept / COARSENESS) + sums) * grown + _FLOOR
         self.noise[part] = 2 * self._relative * full * grown + _FLOOR
-        return whole.astype(np.int8)
+        values: npt.NDArray[np.int8] = whole.astype(np.int8)
+        return values
 
 
 def rounding_bound(width: int) -> float:
