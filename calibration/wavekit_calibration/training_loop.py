@@ -80,9 +80,10 @@ class HeldOutLook(Standing):
 
 
 LookT = TypeVar("LookT", bound=HeldOutLook)
+_LearnedLook = TypeVar("_LearnedLook", bound=HeldOutLook, covariant=True)
 
 
-class Learner(Protocol[LookT]):
+class Learner(Protocol[_LearnedLook]):
     """What is trained."""
 
     @property
@@ -90,13 +91,13 @@ class Learner(Protocol[LookT]):
         """Holds the parameters, all of which are trained."""
 
     @property
-    def look_type(self) -> type[LookT]:
+    def look_type(self) -> type[_LearnedLook]:
         """What `look` returns."""
 
     def backward(self, texts: Sequence[AnsweredText]) -> float:
         """Add the gradients of the loss on some texts; returns the loss."""
 
-    def look(self, standing: Standing, texts: Sequence[AnsweredText]) -> LookT:
+    def look(self, standing: Standing, texts: Sequence[AnsweredText]) -> _LearnedLook:
         """Look at held-out texts."""
 
 
