@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 
 from wavekit.decoder import Decoder
+from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, export_bundle
@@ -23,7 +24,7 @@ def opened(bundle: Path, threads: int = 1) -> Decoder:
     """Open a bundle's engines."""
     found = open_bundle(bundle)
     stages = [OrtEngine(found.path, stage.graph, threads) for stage in found.manifest.stages]
-    return Decoder(found.manifest, stages, OrtEngine(found.path, found.manifest.head, threads))
+    return Decoder(found.manifest, Engines(stages, OrtEngine(found.path, found.manifest.head, threads)))
 
 
 def greedy(logits: np.ndarray, position: int) -> int:

@@ -12,6 +12,7 @@ from wavekit.batch_writer import Answer, BatchWriter
 from wavekit.decoder import Decoder
 from wavekit.llm import LLM
 from wavekit.sampling import SamplingParams
+from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.errors import ContextLengthError, MisuseError
 from wavekit_engines.ort_engine import OrtEngine
@@ -95,7 +96,7 @@ def test_states_are_those_of_the_whole_text(bundle: Path) -> None:
     answers = writer_of(bundle, 3).write(
         PROMPTS, 7, [], lambda n: SamplingParams(temperature=2.0, seed=n), told.__setitem__, keep_states=True
     )
-    decoder = Decoder(manifest, stages, OrtEngine(bundle, manifest.head, 1))
+    decoder = Decoder(manifest, Engines(stages, OrtEngine(bundle, manifest.head, 1)))
     for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
         text = [*prompt, *answer]
         logits = decoder.logits(text)

@@ -16,6 +16,7 @@ from engines import decoded, exported, opened, without_rounded_activations
 from tiny_models import VOCABULARY, save_tiny
 
 from wavekit.decoder import Decoder
+from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.ort_engine import OrtEngine
 from wavekit_engines.quantization import BLOCK_SIZES, bits_of, dequantize_rows, quantize_rows
@@ -51,7 +52,7 @@ def with_float_activations(bundle: Path) -> Decoder:
     manifest = open_bundle(bundle).manifest
     without_rounded_activations(bundle)
     stages = [OrtEngine(bundle, stage.graph, 1) for stage in manifest.stages]
-    return Decoder(manifest, stages, OrtEngine(bundle, manifest.head, 1))
+    return Decoder(manifest, Engines(stages, OrtEngine(bundle, manifest.head, 1)))
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:

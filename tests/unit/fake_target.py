@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from wavekit.decoder import Decoder
+from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import (
     DraftInfo,
     EngineInfo,
@@ -253,7 +254,7 @@ def fake_decoder(target: FakeTarget, draft: FakeDraft | None = None, precision: 
         draft=draft.info() if draft is not None else None,
     )
     engines = [target.stage(number) for number in range(stages)]
-    return Decoder(manifest, engines, target.head(), draft.engine() if draft is not None else None)
+    return Decoder(manifest, Engines(engines, target.head(), draft=draft.engine() if draft is not None else None))
 
 
 def greedy(logits: Array, position: int) -> int:

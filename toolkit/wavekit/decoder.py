@@ -14,12 +14,12 @@ from wavekit.generation import Chooser, DecodeStats, Generation, Request
 from wavekit.lattice import LATTICE_ROWS
 from wavekit.lookup import LookupSource
 from wavekit.pass_costs import MEASURED, PassCosts
-from wavekit.sequence_workers import SequenceWorkers, WorkerPool, switches_to_long
+from wavekit.sequence_workers import Engines, SequenceWorkers, WorkerPool, switches_to_long
 from wavekit.sources import Source
 from wavekit.speculation import Speculation
 from wavekit.speculator import Speculator, SpeculatorMaker
 from wavekit_engines.bundle import Manifest
-from wavekit_engines.engine import Array, Engine
+from wavekit_engines.engine import Array
 from wavekit_engines.errors import ContextLengthError, MisuseError
 
 __all__ = ["Chooser", "DecodeStats", "Decoder"]
@@ -30,11 +30,11 @@ _MEASURED_CONTEXT = 128
 class Decoder:
     """The opened engines of a bundle. Safe to share between threads: every generation has workers of its own."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, draft: Engine | None = None) -> None:
+    def __init__(self, manifest: Manifest, engines: Engines) -> None:
         self.manifest = manifest
         self.spec = manifest.decoder
-        self._engines = (*stages, head, *((draft,) if draft is not None else ()))
-        self.workers = WorkerPool(manifest, stages, head, draft)
+        self._engines = engines
+        self.workers = WorkerPool(manifest, engines)
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
         self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
@@ -45,7 +45,7 @@ class Decoder:
     def decode(
         self,
         prompt: Sequence[int],
-        choose: Chooser,
+        choose: Chooser | None,
         max_new_tokens: int,
         stats: DecodeStats | None = None,
         speculator: SpeculatorMaker | None = None,
@@ -53,8 +53,9 @@ class Decoder:
     ) -> Generator[list[int], None, None]:
         """Yield committed tokens, tick by tick, until ``max_new_tokens``, one of ``ends`` or the end of the context.
 
-        The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order; what is
-        proposed (see `speculator`) changes only how many passes the same text takes.
+        The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order; None is
+        greedy choice, for which the head need not give every logit. What is proposed (see `speculator`) changes only
+        how many passes the same text takes.
 
         Raises:
             MisuseError: an empty prompt, or a token id outside the vocabulary.
@@ -138,8 +139,7 @@ class Decoder:
 
     def close(self) -> None:
         """Close the engines."""
-        for engine in self._engines:
-            engine.close()
+        self._engines.close()
 
     def _least_rows(self, speculating: bool) -> int:
         """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""

@@ -8,6 +8,7 @@ choice made from the final logits of the committed prefix. Token ids only: no te
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from wavekit_engines.engine import Array
 
 Chooser = Callable[[Array, int], int]
 """The target's choice: logits float32 [V] for a position, and that position, to a token id."""
+
+Said: TypeAlias = Any
+"""What the target says after a node: logits float32 [V], or a token id where the choice is greedy."""
 
 
 @dataclass
@@ -44,7 +48,8 @@ class Request:
     """What is to be written: up to ``room`` tokens after ``prompt``, as ``choose`` says, or up to one of ``ends``."""
 
     prompt: list[int]
-    choose: Chooser
+    choose: Chooser | None
+    """None: the token of greatest logit, for which a head need not give all of them."""
     room: int
     ends: frozenset[int]
 
@@ -99,15 +104,19 @@ class Generation:
         self._long = long
         self._workers.reset(long, len(self._tokens))
 
-    def _prefill(self) -> dict[Node, Array]:
-        """Run the text so far; the logits after it belong to the anchor of a new lattice."""
+    def _prefill(self) -> dict[Node, Said]:
+        """Run the text so far; what the target says after it belongs to the anchor of a new lattice."""
         for rows in self._workers.prefill(self._tokens):
             hidden = rows
             if self._speculator is not None:
                 self._speculator.follow(self._tokens)
         last, stages = len(self._tokens) - 1, len(self._workers.stages)
         self._lattice = Lattice(stages, self._tokens[-1], last, [last] * stages)
-        return {self._lattice.anchor: self._workers.logits(hidden[-1:])[0]}
+        return {self._lattice.anchor: self._said(hidden[-1:])[0]}
+
+    def _said(self, hidden: Array) -> Array:
+        """What the target says after each row [n, H]: logits float32 [n, V], or the tokens int64 [n] where greedy."""
+        return self._workers.logits(hidden) if self._choose is not None else self._workers.best(hidden)
 
     def _tick(self) -> list[int]:
         if not self._long and switches_to_long(self._spec, len(self._tokens)):
@@ -121,14 +130,14 @@ class Generation:
             self._load(worker, nodes)
         for worker, _ in passes:
             worker.run()
-        logits: dict[Node, Array] = {}
+        said: dict[Node, Said] = {}
         for worker, nodes in passes:
             hidden = worker.output(worker.stage.last)
             if worker is stages[-1]:
-                logits = dict(zip(nodes, self._workers.logits(hidden), strict=True))
+                said = dict(zip(nodes, self._said(hidden), strict=True))
             else:
                 self._hidden.update(zip(nodes, hidden.copy(), strict=True))
-        return self._commit(logits)
+        return self._commit(said)
 
     def _depth(self) -> int:
         """How far behind the anchor a proposal is of use: the text may end, or change its rotary tables, before."""
@@ -150,12 +159,13 @@ class Generation:
         visible = None if alone else [lattice.visible_rows(node, stage) for node in nodes]
         worker.load(x, np.array([node.position for node in nodes]), visible, committed)
 
-    def _commit(self, logits: dict[Node, Array]) -> list[int]:
+    def _commit(self, said: dict[Node, Said]) -> list[int]:
         committed: list[int] = []
         lattice = self._lattice
         nodes = len(lattice.nodes)
-        while self._room > 0 and lattice.anchor in logits:
-            token = self._choose(logits[lattice.anchor], lattice.anchor.position + 1)
+        while self._room > 0 and lattice.anchor in said:
+            answer = said[lattice.anchor]
+            token = int(answer) if self._choose is None else self._choose(answer, lattice.anchor.position + 1)
             committed.append(token)
             self._room = self._room - 1 if token not in self._ends else 0
             lattice.commit(token)

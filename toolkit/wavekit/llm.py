@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from wavekit.decoder import Decoder, DecodeStats
 from wavekit.sampling import Sampler, SamplingParams, SeenTokens
+from wavekit.sequence_workers import Engines
 from wavekit.speculation import Mode, Speculation, SpeculationStats
 from wavekit.speculator import SpeculatorMaker
 from wavekit.streaming import TextStream
@@ -233,7 +234,8 @@ class LLM:
 
         finish: FinishReason = "length"
         start, paused = perf_counter(), 0.0
-        ticks = self.decoder.decode(ids, choose, job.max_new_tokens, stats, job.maker, job.ends)
+        chooser = None if sampler.params.is_argmax else choose
+        ticks = self.decoder.decode(ids, chooser, job.max_new_tokens, stats, job.maker, job.ends)
         try:
             for token in (token for tokens in ticks for token in tokens):
                 committed.append(token)
@@ -297,10 +299,14 @@ def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = T
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
     stages = [OrtEngine(bundle.path, stage.graph, threads) for stage in bundle.manifest.stages]
-    head, draft = OrtEngine(bundle.path, bundle.manifest.head, threads), bundle.manifest.draft
-    draft_engine = OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None
-    decoder = Decoder(bundle.manifest, stages, head, draft_engine)
-    return LLM(bundle.manifest, decoder, tokenizer)
+    draft, greedy = bundle.manifest.draft, bundle.manifest.greedy_head
+    engines = Engines(
+        stages,
+        head=OrtEngine(bundle.path, bundle.manifest.head, threads),
+        greedy_head=OrtEngine(bundle.path, greedy, threads) if greedy is not None else None,
+        draft=OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None,
+    )
+    return LLM(bundle.manifest, Decoder(bundle.manifest, engines), tokenizer)
 
 
 def available_cores() -> int:

@@ -66,6 +66,11 @@ class SamplingParams:
                 raise MisuseError(f"{name} must be {allowed}, not {value!r}")
             object.__setattr__(self, name, kind(value))
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the token of greatest logit, whatever came before."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
 
 class SeenTokens:
     """The distinct token ids of a growing context, so that a repetition penalty need not scan it for every token."""

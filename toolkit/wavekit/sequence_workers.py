@@ -7,6 +7,7 @@ it is asked for. Making one binds a buffer for every layer, so finished generati
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,21 +26,35 @@ _MIN_CAPACITY = 512
 _KEPT = 2
 
 
+@dataclass(frozen=True)
+class Engines:
+    """The opened graphs of a bundle; those that not every bundle has may be None."""
+
+    stages: Sequence[Engine]
+    head: Engine
+    greedy_head: Engine | None = None
+    draft: Engine | None = None
+
+    def close(self) -> None:
+        """Close all of them."""
+        for engine in (*self.stages, self.head, self.greedy_head, self.draft):
+            if engine is not None:
+                engine.close()
+
+
 class SequenceWorkers:
     """One worker a stage, and one for the head, with room for ``capacity`` cache rows."""
 
-    def __init__(
-        self, manifest: Manifest, stages: Sequence[Engine], head: Engine, capacity: int, draft: Engine | None = None
-    ) -> None:
+    def __init__(self, manifest: Manifest, engines: Engines, capacity: int) -> None:
         spec, dtype = manifest.decoder, manifest.engine.compute_dtype
         self.capacity = capacity
         self.stages = [
             StageWorker(engine, info, spec, dtype, capacity, max(PREFILL_CHUNK, LATTICE_ROWS))
-            for engine, info in zip(stages, manifest.stages, strict=True)
+            for engine, info in zip(engines.stages, manifest.stages, strict=True)
         ]
-        self.head = HeadWorker(head, spec, dtype, LATTICE_ROWS)
+        self.head = HeadWorker(engines.head, spec, dtype, LATTICE_ROWS, engines.greedy_head)
         self._manifest = manifest
-        self._draft_engine = draft
+        self._draft_engine = engines.draft
         self._draft: DraftWorker | None = None
         self._taps: list[TapRows] = []
         self._least_rows = 1
@@ -96,6 +111,13 @@ class SequenceWorkers:
             hidden = np.repeat(hidden, self._least_rows, axis=0)
         return self.head.run(hidden)[:count]
 
+    def best(self, hidden: Array) -> Array:
+        """The token int64 [n] of greatest logit for each row [n, H] of the last boundary, the lowest of equal ones."""
+        count = len(hidden)
+        if count < self._least_rows:
+            hidden = np.repeat(hidden, self._least_rows, axis=0)
+        return self.head.best(hidden)[:count]
+
     def prefill(self, tokens: Sequence[int], chunk: int = PREFILL_CHUNK) -> Iterator[Array]:
         """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H]."""
         start = self.stages[0].length
@@ -112,8 +134,8 @@ class SequenceWorkers:
 class WorkerPool:
     """Lends sets of workers; any number may be out at once."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Engine], head: Engine, draft: Engine | None = None) -> None:
-        self._manifest, self._stages, self._head, self._draft = manifest, stages, head, draft
+    def __init__(self, manifest: Manifest, engines: Engines) -> None:
+        self._manifest, self._engines = manifest, engines
         self._free: list[SequenceWorkers] = []
         self._lock = threading.Lock()
 
@@ -142,7 +164,7 @@ class WorkerPool:
         capacity = min(
             max(_MIN_CAPACITY, 1 << (rows - 1).bit_length()), self._manifest.decoder.max_positions + LATTICE_ROWS
         )
-        return SequenceWorkers(self._manifest, self._stages, self._head, capacity, self._draft)
+        return SequenceWorkers(self._manifest, self._engines, capacity)
 
 
 def _tapped(manifest: Manifest, boundaries: Sequence[int]) -> list[list[int]]:
