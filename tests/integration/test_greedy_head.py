@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import exported, opened
+from engines import decoded, exported, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, save_tiny
 from vocabulary_tables import hidden_rows, tables
 
+import wavekit
 from wavekit.head_worker import HeadWorker
 from wavekit_engines.bundle import GraphInfo, TensorInfo, open_bundle
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
@@ -131,6 +132,19 @@ def test_nearly_every_row_of_an_ordinary_table_is_named(seed: int, tmp_path: Pat
     tokens = heads.tokens(hidden)
     assert (tokens != UNCERTAIN).mean() > 0.97
     assert (tokens[tokens != UNCERTAIN] == heads.logits(hidden).argmax(1)[tokens != UNCERTAIN]).all()
+
+
+@pytest.mark.parametrize("name", ["llama-untied", "gemma3-tied"])
+def test_texts_are_those_of_the_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screened_head, "LEAST_WEIGHTS", 0)
+    save_tiny(name, tmp_path / "model")
+    with_head = wavekit.load(exported(tmp_path / "model", tmp_path / "bundle", split=(2,)), threads=1)
+    assert with_head.manifest.greedy_head is not None
+    for prompt in ([5, 6, 7], [300, 2, 300, 2]):
+        from_logits = decoded(opened(tmp_path / "bundle"), prompt, 60)
+        for speculate in ("off", "lookup"):
+            text = with_head.generate(prompt, max_new_tokens=60, stop_token_ids=(), speculate=speculate)
+            assert list(text.token_ids) == from_logits
 
 
 def test_of_equal_tokens_the_lowest_is_taken_from_the_logits(tmp_path: Path) -> None:
