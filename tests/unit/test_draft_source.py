@@ -90,6 +90,15 @@ def test_any_draft_leaves_the_text_of_plain_decoding(
     assert text == world.plain(prompt, count)
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("salt", range(6))
+def test_deep_trees_with_many_branches_see_their_own_ancestors(salt: int, stages: int) -> None:
+    world = World(salt)
+    target = FakeTarget(world, stages)
+    decoder = fake_decoder(target, FakeDraft(target, (1,), gambling(world, salt)))
+    assert drafted(decoder, [1, 2], 30, depth=6, tokens=60) == world.plain([1, 2], 30)
+
+
 @pytest.mark.parametrize("stages", range(1, 5))
 @pytest.mark.parametrize("depth", [1, 2, 6])
 def test_a_head_that_is_right_saves_all_the_passes_it_can(stages: int, depth: int) -> None:
