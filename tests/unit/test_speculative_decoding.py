@@ -194,6 +194,20 @@ def test_a_text_that_outgrows_its_rotary_tables_is_that_of_plain_decoding(prompt
         assert written(decoder, prompt, 40, [source]) == world.plain(prompt, 40)
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_no_pass_of_reduced_precision_has_one_row_and_no_row_sees_the_second(precision: str, stages: int) -> None:
+    world = World(1)
+    target = FakeTarget(world, stages)
+    decoder = fake_decoder(target, precision=precision)
+    for depth in (0, 3):
+        assert written(decoder, [1, 3, 0], 30, [Oracle(world, depth)]) == world.plain([1, 3, 0], 30)
+    assert min(target.rows) == 2
+    target.rows.clear()
+    assert written(decoder, [1, 3, 0], 30, None) == world.plain([1, 3, 0], 30)
+    assert max(target.rows[1:]) == 1  # nothing was proposed, and nothing can be in this bundle
+
+
 def test_workers_that_speculated_decode_plainly_afterwards() -> None:
     world = World(1)
     decoder = fake_decoder(FakeTarget(world, 2), precision="int8")
