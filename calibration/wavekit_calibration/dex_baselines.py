@@ -3,8 +3,10 @@
 - Single-exit selection (LayerSkip's way): the layers up to one exit write n tokens one after another, then the
   deeper layers check them all, and the token that will follow, in one pass.
 - Single-exit pipelining (PPSD's way): K stages in parallel, one of which proposes.
-- The oracle: it knows each token's earliest available depth (EAD) and computes no deeper, one token after another.
-  No decoder can; missing cache rows of deeper layers cost it nothing.
+- Oracles: they know each token's depth and compute no deeper, one token after another, and missing cache rows of deeper
+  layers cost them nothing. No decoder can. One knows the earliest available depth (EAD), from which on every exit is
+  right; the other the first exit that is right, which may lie above. The decoder commits by that one too, so exploring
+  every depth comes down to the second.
 
 Exploring depths X instead of knowing the EAD costs ceil_X(EAD) - EAD layers a token, where ceil_X is the next depth
 explored: never more than the resolution D(X), the widest gap between neighbours in {0} and X.
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavekit_calibration.dex_nodes import count_nodes
 from wavekit_calibration.dex_replay import DexStages, Replay, replay
@@ -68,10 +71,10 @@ def exploration(trace: ExitTrace, depths: tuple[int, ...]) -> Exploration:
     return Exploration(float(depth.mean()), float(explored.mean()), int(explored.max()), max(gaps))
 
 
-def oracle(trace: ExitTrace, costs: TickCosts) -> float:
-    """Mean time a token if every token's EAD were known."""
-    depths, counts = np.unique(trace.earliest_depths()[~trace.is_first], return_counts=True)
-    end = trace.num_layers
+def oracle(trace: ExitTrace, depths: NDArray[np.int64], costs: TickCosts) -> float:
+    """Mean time a token if every record's depth, ``depths`` [n], were known."""
+    depths, counts = np.unique(depths[~trace.is_first], return_counts=True)
+    costs, end = costs.alone, trace.num_layers
     times = [costs.span(0, d) + (costs.model.head if d == end else costs.exit_head) + costs.overhead for d in depths]
     return float(np.dot(times, counts) / counts.sum())
 
@@ -84,7 +87,7 @@ def best_selection(trace: ExitTrace, exits: tuple[int, ...], costs: TickCosts) -
 
 def selection(trace: ExitTrace, exit_: int, drafted: int, costs: TickCosts) -> Selection:
     """Draft so many tokens with the exit at a boundary, check, and so on through the trace."""
-    right = trace.right(exit_).tolist()
+    right, costs = trace.right(exit_).tolist(), costs.alone
     edges = [*trace.starts.tolist(), len(trace)]
     cycles = np.zeros(drafted + 1, dtype=np.int64)  # by tokens drafted, fewer before a text's end
     for first, end in pairwise(edges):

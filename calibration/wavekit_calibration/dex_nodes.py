@@ -8,8 +8,8 @@ sequence. Tokens of a draft below its own first wrong token count as different f
 A node that has run a stages then has the same subtree wherever it hangs: itself at stage a and, for each exit e < a
 that adds a child, the subtree of age a - 1 - e read one record on. Summing that recursion over all records at once
 gives every row of every tick without a single node being made: without a draft, those of a tick are the subtree of
-its anchor. If all proposals differ, that is 2^(K-1) rows in the tick in which the anchor runs its last stage, and 2^K
-- 1 nodes alive after it: the most there can be without a draft.
+its anchor. If all proposals differ, that is 2^(K-1) rows in the tick in which the anchor runs its last stage, and
+2^K - 1 nodes alive after it: the most there can be without a draft.
 """
 
 from dataclasses import dataclass

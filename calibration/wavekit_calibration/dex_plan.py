@@ -73,7 +73,7 @@ def plan(
         if exhaustive:
             best = best_of(combinations(boundaries, count), 1)
         else:
-            smaller = plans[-1].stages.depths[:-1]
+            smaller = plans[-1].stages.depths[:-1] if plans else ()
             grown = {_with(smaller, b) for b in boundaries if b not in smaller}
             begin = best_of(_promising(trace, costs, count) | grown, _CLIMBERS)
             best = best_of([_climb(early, boundaries, best_of) for early in begin], 1)

@@ -5,12 +5,13 @@ weights once however many rows it has, and a measured curve says what more rows 
 after another, devices run at the same time, a tick lasts as long as the busiest of them plus an overhead. A stage
 with no node to run costs nothing. A draft is run before the tick that needs it, step by step.
 
-Costs are in any one unit. Measure them as they will be: all lanes running, with the threads each will have. Without
+Costs are in any one unit. Measure them as they will be: all lanes running, with the threads each will have. Ways that
+run one pass at a time have the whole machine to themselves; what that gives plain decoding, it gives them. Without
 costs everything is counted in layers: each costs 1, heads and rows beyond the first nothing, one device a stage.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ class TickCosts:
         """What a token costs in plain decoding."""
         return self.model.plain + self.overhead if self.plain is None else self.plain
 
+    @property
+    def alone(self) -> "TickCosts":
+        """Of passes that run one at a time, on the whole machine: all of them as much faster as plain decoding is."""
+        scale = self.plain_token / (self.model.plain + self.overhead)
+        return replace(
+            self,
+            model=StageCosts(tuple(cost * scale for cost in self.model.layers), self.model.head * scale),
+            exit_head=self.exit_head * scale,
+            overhead=self.overhead * scale,
+            draft=self.draft * scale,
+            plain=None,
+        )
+
     def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cost of passes relative to one row, by their rows; 0 where there are none."""
         sizes, costs = (np.array(column, dtype=np.float64) for column in zip(*self.rows, strict=True))
@@ -67,7 +81,7 @@ class TickCosts:
         heads = [self.exit_head if stage in stages.proposing else 0.0 for stage in range(stages.count)]
         heads[-1] = self.model.head
         spans = [self.span(first, last) for first, last in pairwise((0, *stages.depths))]
-        return np.array(spans) + np.array(heads)
+        return np.array([span + head for span, head in zip(spans, heads, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,22 @@ class ExitTrace:
 
     def earliest_depths(self) -> NDArray[np.int64]:
         """[n]: the EAD of each token among the recorded boundaries and N, so never below 1."""
-        agrees = np.concatenate(
-            [self.candidates[:, :, 0] == self.final[:, None], np.ones((len(self), 1), bool)], axis=1
-        )
-        depths = np.array([*self.header.boundaries, self.num_layers])
-        found: NDArray[np.int64] = depths[earliest_depths(agrees)]
+        found: NDArray[np.int64] = self._depths[earliest_depths(self._agrees)]
         return found
+
+    def first_depths(self) -> NDArray[np.int64]:
+        """[n]: the first recorded boundary whose exit is right, or N."""
+        found: NDArray[np.int64] = self._depths[np.argmax(self._agrees, axis=1)]
+        return found
+
+    @property
+    def _agrees(self) -> NDArray[np.bool_]:
+        early: NDArray[np.bool_] = self.candidates[:, :, 0] == self.final[:, None]
+        return np.concatenate([early, np.ones((len(self), 1), dtype=bool)], axis=1)
+
+    @property
+    def _depths(self) -> NDArray[np.int64]:
+        return np.array([*self.header.boundaries, self.num_layers])
 
     def save(self, file: Path) -> None:
         """Write the trace under a temporary name, then rename it."""
@@ -190,10 +200,11 @@ def _load_calibration(folder: Path) -> ExitTrace:
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(file, allow_pickle=False) as content:
-            if not isinstance(content, np.lib.npyio.NpzFile):
-                raise TraceError(f"{file} is no exit trace, but a single array")
-            return {name: content[name] for name in content.files}
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.lib.npyio.NpzFile):
+            with content:
+                return {name: content[name] for name in content.files}
+        raise TraceError(f"{file} is no exit trace, but a single array")
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:

@@ -16,7 +16,7 @@ import click
 from wavekit import __version__
 from wavekit_engines.errors import WavekitError
 
-COMMANDS = ("demo", "calibrate", "train", "convert-draft", "export", "generate", "inspect")
+COMMANDS = ("demo", "calibrate", "train", "convert-draft", "simulate", "plan", "export", "generate", "inspect")
 
 
 class _LazyGroup(click.Group):
@@ -44,6 +44,7 @@ def wavekit() -> None:
     wavekit calibrate MODEL -o calibration         measure it: layers to tap, depths worth an exit
     wavekit train draft MODEL -o draft             a head that foresees what the model writes
     wavekit convert-draft DRAFT -o d --to FORMAT   a draft head in another tool's format
+    wavekit plan calibration --costs costs.json    where stages should end, if that pays here
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
     """
