@@ -118,7 +118,7 @@ def _check(job: DraftJob, spec: DecoderSpec) -> None:
 def _trained(start: Draft, head: DraftHead, job: DraftJob, found: Acceptance) -> Draft:
     weights = {name: value.numpy() for name, value in head.weight_arrays().items()}
     origin = (
-        f"wavekit {importlib.metadata.version('wavekit')}, trained for {job.model}, held-out tau {found.tau:.2f} "
+        f"wavekit {importlib.metadata.version('wavekit')}, trained for {Path(job.model).name}, held-out tau {found.tau:.2f} "
         f"with chains of {found.steps}"
     )
     return dataclasses.replace(start, weights=weights, dtype=job.stored, origin=origin)

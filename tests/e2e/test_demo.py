@@ -38,17 +38,21 @@ def test_the_real_model_writes_what_transformers_writes(smollm2_gguf: Path, tmp_
     done = demo("--quick", "--threads", "1", "--output", str(tmp_path), **only(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 7  # one line a step, nothing of other libraries'
-    for label in ("fp32, 1 stage, 3 taps", "fp32, 5 stages, 3 taps"):
+    for label in ("fp32", "fp32, draft head", "fp32, 5 stages"):
         assert re.search(rf"^{label} +\d+ MB +48 of 48 +[\d.]+ +[\d.]+x", done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"^int4, 1 stage +[\d.]+ MB +\d+ of 48 \*", done.stdout, re.MULTILINE), done.stdout
-    manifests = {name: wavekit.load(tmp_path / name, threads=1).manifest for name in ("fp32", "fp32-5-stages", "int4")}
+    assert re.search(r"^int4 +[\d.]+ MB +\d+ of 48 \*", done.stdout, re.MULTILINE), done.stdout
+    names = ("fp32", "fp32-5-stages", "int4")
+    manifests = {name: wavekit.load(tmp_path / name, threads=1).manifest for name in names}
     assert {name: len(manifest.stages) for name, manifest in manifests.items()} == {
         "fp32": 1,
         "fp32-5-stages": 5,
         "int4": 1,
     }
+    assert [name for name, manifest in manifests.items() if manifest.draft is not None] == ["fp32"]
     calibration = load_calibration(tmp_path / "calibration-quick")
-    assert manifests["fp32"].taps == calibration.boundaries
+    assert manifests["fp32-5-stages"].taps == calibration.boundaries
+    assert manifests["fp32"].draft is not None
+    assert set(manifests["fp32"].taps) == {*calibration.boundaries, *manifests["fp32"].draft.spec.boundaries}
     assert [stage.last for stage in manifests["fp32-5-stages"].stages] == list(calibration.exits(5))
     assert (tmp_path / "calibration-quick" / "report.html").is_file()
 

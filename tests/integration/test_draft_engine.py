@@ -76,7 +76,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 
 
 def bundle_with(draft: Draft, checkpoint: Checkpoint, path: Path, **options: Any) -> Path:
-    export_bundle(checkpoint, path, ExportOptions(draft=draft, **options))
+    export_bundle(
+        checkpoint, path, ExportOptions(draft=draft, **{"draft_precision": options.get("precision", "fp32"), **options})
+    )
     return path
 
 

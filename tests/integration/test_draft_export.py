@@ -95,7 +95,8 @@ def test_a_copy_of_the_targets_table_is_not_stored_again(checkpoint: Path, tmp_p
     copied = dataclasses.replace(draft_for(checkpoint), embedding=table)
     assert open_bundle(exported(checkpoint, tmp_path / "copied", draft=copied)).manifest.draft == info_of(plain)
     own = dataclasses.replace(copied, embedding=table + 1)
-    assert "draft.embedding" in initializers(exported(checkpoint, tmp_path / "own", draft=own) / "graphs/draft.onnx")
+    stored = initializers(exported(checkpoint, tmp_path / "own", draft=own) / "graphs/draft.onnx")
+    assert any(name.startswith("draft.embedding") for name in stored)
 
 
 def test_the_manifest_says_what_the_draft_is(checkpoint: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def tokens(seed: int, count: int) -> list[int]:
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """A model with a random head; its texts are long enough to repeat themselves at times."""
     name, options = BUNDLES[request.param]
+    options = {"draft_precision": options.get("precision", "fp32"), **options}
     folder = tmp_path_factory.mktemp("speculation")
     save_tiny(name, folder / "model", seed=4)
     draft = draft_of(open_checkpoint(str(folder / "model")), seed=5)
@@ -222,7 +223,9 @@ def text_llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     folder = tmp_path_factory.mktemp("text")
     save_text_model("llama-untied", folder / "model", seed=1)
     draft = draft_of(open_checkpoint(str(folder / "model")))
-    return wavekit.load(exported(folder / "model", folder / "bundle", draft=draft, split=(2,)), threads=1)
+    return wavekit.load(
+        exported(folder / "model", folder / "bundle", draft=draft, draft_precision="fp32", split=(2,)), threads=1
+    )
 
 
 def test_a_draft_is_used_where_there_is_one_unless_told_otherwise(text_llm: LLM) -> None:

@@ -38,7 +38,7 @@ class Decoder:
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
         self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
-        self._target_costs: PassCosts | None = None
+        self._target_costs: dict[bool, PassCosts] = {}  # by whether the choice is greedy
         self._draft_costs: PassCosts | None = None
         self._measuring = threading.Lock()
 
@@ -89,10 +89,11 @@ class Decoder:
             workers.reset(switches_to_long(self.spec, len(tokens)))
             return np.concatenate([workers.logits(rows).copy() for rows in workers.prefill(tokens, LATTICE_ROWS)])
 
-    def speculator(self, speculation: Speculation) -> SpeculatorMaker | None:
+    def speculator(self, speculation: Speculation, greedy: bool = False) -> SpeculatorMaker | None:
         """What makes the speculators of texts that are written so; None for plain decoding.
 
-        Measures, once, what passes cost on this machine, where that decides how much is proposed.
+        Measures, once, what passes cost on this machine, where that decides how much is proposed; ``greedy`` where the
+        texts will be decoded without a chooser, for which the head costs less.
 
         Raises:
             MisuseError: the bundle has no draft head, or one that scores fewer tokens than asked for.
@@ -110,7 +111,7 @@ class Decoder:
         budget = None
         if speculation.adaptive:
             costs = self.draft_costs() if drafting else None
-            budget = Budget(self.target_costs(), costs, self._least_rows(True))
+            budget = Budget(self.target_costs(greedy), costs, self._least_rows(True))
 
         def make(workers: SequenceWorkers) -> Speculator:
             sources: list[Source] = []
@@ -123,12 +124,12 @@ class Decoder:
 
         return make
 
-    def target_costs(self) -> PassCosts:
+    def target_costs(self, greedy: bool = False) -> PassCosts:
         """What passes of the target cost here; measured when first asked for, in a fraction of a second."""
         with self._measuring:
-            if self._target_costs is None:
-                self._target_costs = self._measure_target()
-            return self._target_costs
+            if greedy not in self._target_costs:
+                self._target_costs[greedy] = self._measure_target(greedy)
+            return self._target_costs[greedy]
 
     def draft_costs(self) -> PassCosts:
         """What passes of the draft head cost here; measured when first asked for."""
@@ -145,7 +146,7 @@ class Decoder:
         """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
         return 2 if self._rounds and (speculating or self.manifest.draft is not None) else 1
 
-    def _measure_target(self) -> PassCosts:
+    def _measure_target(self, greedy: bool) -> PassCosts:
         context = min(_MEASURED_CONTEXT, self.spec.max_positions)
         with self.workers.lent(context + MEASURED[-1]) as workers:
             workers.reset(False)
@@ -154,15 +155,16 @@ class Decoder:
 
             def run(count: int) -> None:
                 for hidden in workers.prefill([0] * count):
-                    workers.logits(hidden)
+                    _ = workers.best(hidden) if greedy else workers.logits(hidden)
                 for worker in workers.stages:
                     worker.keep(context, [])
 
             return PassCosts.measure(run)
 
     def _measure_draft(self) -> PassCosts:
-        context = min(_MEASURED_CONTEXT, self.spec.max_positions)
-        with self.workers.lent(context) as workers:
+        """Each pass after one of the target, whose weights push the head's out of the processor's caches."""
+        context = min(_MEASURED_CONTEXT, self.spec.max_positions - 1)
+        with self.workers.lent(context + 1) as workers:
             worker, _ = workers.draft()
             workers.reset(False)
             spec = worker.spec
@@ -170,8 +172,14 @@ class Decoder:
             states, above = np.zeros((MEASURED[-1], spec.hidden_size), np.float32), np.zeros((MEASURED[-1], 0), int)
             worker.feed([np.zeros((context, *size), np.float32)], [0] * context)
 
+            def target() -> None:
+                for _ in workers.prefill([0]):
+                    pass
+                for stage in workers.stages:
+                    stage.keep(0, [])
+
             def run(count: int) -> None:
                 worker.forget_grown()
                 worker.step(states[:count], np.zeros(count, np.int64), 1, above[:count])
 
-            return PassCosts.measure(run)
+            return PassCosts.measure(run, target)

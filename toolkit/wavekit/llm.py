@@ -218,7 +218,8 @@ class LLM:
         ending = self.manifest.generation.stop_token_ids if stop_token_ids is None else tuple(stop_token_ids)
         sampler = Sampler(sampling, self.manifest.decoder.vocab_size)
         speculation = speculate if isinstance(speculate, Speculation) else Speculation(speculate)
-        mode, maker = speculation.resolved(self.manifest.draft is not None), self.decoder.speculator(speculation)
+        mode = speculation.resolved(self.manifest.draft is not None)
+        maker = self.decoder.speculator(speculation, sampling.is_argmax)
         return GenerationStream(self._pieces(_Job(ids, max_new_tokens, sampler, text, frozenset(ending), mode, maker)))
 
     def _pieces(self, job: "_Job") -> Generator[str, None, GenerationResult]:

