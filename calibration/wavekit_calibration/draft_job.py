@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -118,7 +119,7 @@ def _check(job: DraftJob, spec: DecoderSpec) -> None:
 def _trained(start: Draft, head: DraftHead, job: DraftJob, found: Acceptance) -> Draft:
     weights = {name: value.numpy() for name, value in head.weight_arrays().items()}
     origin = (
-        f"wavekit {importlib.metadata.version('wavekit')}, trained for {Path(job.model).name}, held-out tau {found.tau:.2f} "
-        f"with chains of {found.steps}"
+        f"wavekit {importlib.metadata.version('wavekit')}, trained for {Path(job.model).name}, "
+        f"held-out tau {found.tau:.2f} with chains of {found.steps}"
     )
     return dataclasses.replace(start, weights=weights, dtype=job.stored, origin=origin)
