@@ -1,6 +1,6 @@
 """What a draft head, or a lookup, is worth: tokens a pass and speed over plain decoding, on prompt sets of your own.
 
-Every prompt is continued greedily by the same bundle several times in turn: plainly, as much speculation as pays, and,
+Every prompt is continued by the same bundle several times in turn: plainly, as much speculation as pays, and,
 for the acceptance alone, a chain and the largest tree whatever they cost. Texts must agree token for token; where they
 do not, the run fails. Speed is the ratio within one prompt, plain time over speculated time from the first new token
 to the last, as median and quartiles over the prompts; each of the two goes first in turn. tau is tokens per pass of
@@ -25,10 +25,7 @@ from wavekit.llm import LLM, GenerationResult
 from wavekit.speculation import Speculation
 from wavekit_calibration.prompts import read_prompts
 
-FIXED = {
-    "chain": Speculation("draft", depth=5, top_k=1, tokens=5, adaptive=False),
-    "tree": Speculation("draft", depth=7, tokens=60, adaptive=False),
-}
+CHAIN = 5
 
 
 def main() -> None:
@@ -36,7 +33,12 @@ def main() -> None:
     options = _options()
     llm = wavekit.load(options.bundle, threads=options.threads)
     compared = {"plain": Speculation("off"), "speculated": Speculation(options.mode)}
-    fixed = FIXED if "draft" in options.mode and not options.speed_only else {}
+    fixed = {
+        "chain": Speculation("draft", depth=CHAIN, top_k=1, tokens=CHAIN, adaptive=False),
+        "tree": Speculation("draft", depth=7, tokens=options.tree, adaptive=False),
+    }
+    if "draft" not in options.mode or options.speed_only:
+        fixed = {}
     warm_up(llm, compared)
     results = {}
     for item in options.sets:
@@ -46,7 +48,7 @@ def main() -> None:
             for prompt in read_prompts(Path(file)).prompts[: options.count]
         ]
         results[name] = [
-            measure(llm, prompt, number, options.new_tokens, compared, fixed) for number, prompt in enumerate(prompts)
+            measure(llm, prompt, number, options, compared, fixed) for number, prompt in enumerate(prompts)
         ]
         print("\n".join(table({name: results[name]})[2:]), file=sys.stderr)
     if options.output:
@@ -68,14 +70,20 @@ def measure(
     llm: LLM,
     prompt: list[dict[str, str]],
     number: int,
-    new_tokens: int,
+    options: argparse.Namespace,
     compared: dict[str, Speculation],
     fixed: dict[str, Speculation],
 ) -> dict[str, Any]:
     """One prompt, every way of writing it."""
 
     def write(speculation: Speculation) -> GenerationResult:
-        return llm.generate(prompt, max_new_tokens=new_tokens, speculate=speculation)
+        return llm.generate(
+            prompt,
+            max_new_tokens=options.new_tokens,
+            temperature=options.temperature,
+            seed=number,
+            speculate=speculation,
+        )
 
     order = list(compared.items())
     written = {name: write(speculation) for name, speculation in (order if number % 2 else order[::-1])}
@@ -92,7 +100,7 @@ def measure(
 def table(results: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Markdown, one set a line."""
     columns = ("prompts", "tau, as pays", "speed over plain", "draft, target, host time", "tau, chain of 5",
-               "by position", "tau, tree of 60", "equal")  # fmt: skip
+               "by position", "tau, tree", "equal")  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     for name, runs in results.items():
         speeds = [run["speed"] for run in runs]
@@ -147,6 +155,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", default="draft", choices=["draft", "lookup", "draft+lookup"], help="(%(default)s)")
     parser.add_argument("--count", type=int, default=20, help="prompts of a set (%(default)s)")
     parser.add_argument("--new-tokens", type=int, default=128, help="(%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy; the seed is the prompt's number")
+    parser.add_argument("--tree", type=int, default=60, help="tokens of the fixed tree (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--speed-only", action="store_true", help="leave out the fixed chain and tree")
     parser.add_argument("-o", "--output", type=Path, help="JSON with every run")
