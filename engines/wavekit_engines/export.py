@@ -165,13 +165,7 @@ def export_bundle(
         progress("hashing", spec.num_layers + 1, spec.num_layers + 1)
         manifest = Manifest(
             decoder=spec,
-            engine=EngineInfo(
-                kind="onnxruntime",
-                precision=options.precision,
-                head_precision=options.vocabulary_form.precision,
-                block_size=options.block_size,
-                compute_dtype=options.layer_form.compute_dtype,
-            ),
+            engine=_engine_info(options),
             stages=written.stages,
             head=written.head,
             taps=tuple(sorted(options.all_taps)),
@@ -183,6 +177,16 @@ def export_bundle(
         )
         (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest
+
+
+def _engine_info(options: ExportOptions) -> EngineInfo:
+    return EngineInfo(
+        kind="onnxruntime",
+        precision=options.precision,
+        head_precision=options.vocabulary_form.precision,
+        block_size=options.block_size,
+        compute_dtype=options.layer_form.compute_dtype,
+    )
 
 
 @dataclass(frozen=True)

@@ -94,56 +94,14 @@ class BatchWriter:
         self._check(prompts, max_new_tokens)
         longest = min(max(map(len, prompts), default=0) + max_new_tokens, self._limit)
         batch = _Batch(self._manifest, self._stages, self._head, min(self._slots, len(prompts)) or 1, longest)
-        answers: list[list[int]] = [[] for _ in prompts]
-        waiting = iter(sorted(range(len(prompts)), key=lambda number: -len(prompts[number])))
-        ends = frozenset(stop_token_ids)
-        slots: list[_Slot] = []
+        run = _Run(batch, prompts, frozenset(stop_token_ids), written, keep_states)
 
-        def take(slot: _Slot, logits: Array, states: dict[int, Array]) -> bool:
-            """Choose the next token of a text; whether it was the last."""
-            token = slot.sampler.choose(logits, slot.length)
-            slot.answer.tokens.append(token)
-            slot.room -= 1
-            if keep_states:
-                slot.answer.likeliest.append(int(logits.argmax()))
-                for boundary, rows in states.items():
-                    slot.answer.states.setdefault(boundary, []).append(rows)
-            if token not in ends and slot.room > 0:
-                return False
-            answers[slot.prompt] = slot.answer.tokens
-            written(slot.prompt, slot.answer)
-            return True
+        def start(number: int) -> _Slot:
+            room = min(max_new_tokens, self._limit - len(prompts[number]))
+            return _Slot(number, len(prompts[number]), room, Sampler(sampling(number), self._spec.vocab_size))
 
-        def fill(index: int) -> _Slot | None:
-            """Start the next prompt whose answer is not over at once."""
-            for number in waiting:
-                prompt = prompts[number]
-                room = min(max_new_tokens, self._limit - len(prompt))
-                slot = _Slot(number, len(prompt), room, Sampler(sampling(number), self._spec.vocab_size))
-                logits, states = batch.prefill(index, prompt)
-                if not take(slot, logits, {boundary: rows[0] for boundary, rows in states.items()}):
-                    return slot
-            return None
-
-        while len(slots) < batch.slots and (slot := fill(len(slots))):
-            slots.append(slot)
-        while slots:
-            lengths = [slot.length for slot in slots]
-            logits, states = batch.step([slot.answer.tokens[-1] for slot in slots], lengths)
-            ended = []
-            for index, slot in enumerate(slots):
-                slot.length += 1
-                if take(slot, logits[index], {boundary: rows[index] for boundary, rows in states.items()}):
-                    ended.append(index)
-            for index in reversed(ended):
-                successor = fill(index)
-                if successor is not None:
-                    slots[index] = successor
-                else:
-                    batch.move(len(slots) - 1, index)
-                    slots[index] = slots[-1]
-                    slots.pop()
-        return answers
+        run.write(start)
+        return run.answers
 
     @property
     def _limit(self) -> int:
@@ -161,6 +119,69 @@ class BatchWriter:
                 raise ContextLengthError(
                     f"prompt {number} has {len(prompt)} tokens and {self._limit} fit; leave it out or shorten it"
                 )
+
+
+class _Run:
+    """Answers being written: which prompt has which slot, and which wait."""
+
+    def __init__(
+        self,
+        batch: "_Batch",
+        prompts: Sequence[Sequence[int]],
+        ends: frozenset[int],
+        written: Written,
+        keep_states: bool,
+    ) -> None:
+        self.answers: list[list[int]] = [[] for _ in prompts]
+        self._batch, self._prompts, self._ends = batch, prompts, ends
+        self._written, self._keep_states = written, keep_states
+        self._waiting = iter(sorted(range(len(prompts)), key=lambda number: -len(prompts[number])))
+
+    def write(self, start: Callable[[int], _Slot]) -> None:
+        """Write all answers; ``start`` makes the slot of a prompt."""
+        batch, slots = self._batch, list[_Slot]()
+        while len(slots) < batch.slots and (slot := self._fill(len(slots), start)):
+            slots.append(slot)
+        while slots:
+            lengths = [slot.length for slot in slots]
+            logits, states = batch.step([slot.answer.tokens[-1] for slot in slots], lengths)
+            ended = []
+            for index, slot in enumerate(slots):
+                slot.length += 1
+                if self._take(slot, logits[index], {boundary: rows[index] for boundary, rows in states.items()}):
+                    ended.append(index)
+            for index in reversed(ended):
+                successor = self._fill(index, start)
+                if successor is not None:
+                    slots[index] = successor
+                else:
+                    batch.move(len(slots) - 1, index)
+                    slots[index] = slots[-1]
+                    slots.pop()
+
+    def _fill(self, index: int, start: Callable[[int], _Slot]) -> _Slot | None:
+        """Begin the next prompt whose answer is not over at once."""
+        for number in self._waiting:
+            slot = start(number)
+            logits, states = self._batch.prefill(index, self._prompts[number])
+            if not self._take(slot, logits, {boundary: rows[0] for boundary, rows in states.items()}):
+                return slot
+        return None
+
+    def _take(self, slot: _Slot, logits: Array, states: dict[int, Array]) -> bool:
+        """Choose the next token of a text; whether it was the last."""
+        token = slot.sampler.choose(logits, slot.length)
+        slot.answer.tokens.append(token)
+        slot.room -= 1
+        if self._keep_states:
+            slot.answer.likeliest.append(int(logits.argmax()))
+            for boundary, rows in states.items():
+                slot.answer.states.setdefault(boundary, []).append(rows)
+        if token not in self._ends and slot.room > 0:
+            return False
+        self.answers[slot.prompt] = slot.answer.tokens
+        self._written(slot.prompt, slot.answer)
+        return True
 
 
 class _Batch:
