@@ -16,7 +16,18 @@ import click
 from wavekit import __version__
 from wavekit_engines.errors import WavekitError
 
-COMMANDS = ("demo", "calibrate", "train", "convert-draft", "simulate", "plan", "export", "generate", "inspect")
+COMMANDS = (
+    "demo",
+    "calibrate",
+    "train",
+    "convert-draft",
+    "simulate",
+    "plan",
+    "export",
+    "generate",
+    "inspect",
+    "verify",
+)
 
 
 class _LazyGroup(click.Group):

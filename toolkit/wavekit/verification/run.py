@@ -1,0 +1,113 @@
+"""One verification from beginning to end: a bundle alone, and beside its checkpoint where there is one."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from wavekit.llm import LLM
+from wavekit.verification.distribution import check_distribution
+from wavekit.verification.findings import Check, Findings, Group, PromptFacts, Subject
+from wavekit.verification.lossless import Told, compare_ways, plain_texts
+from wavekit.verification.prompts import Sample
+from wavekit.verification.stepwise import SamePasses, check_passes
+from wavekit.verification.tokens import check_tokens
+from wavekit.verification.tolerances import TIE, rounds
+from wavekit_engines.errors import WavekitError
+
+_BEGINS = 60
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The prompts, and what plain decoding wrote after each, by how tokens are chosen."""
+
+    samples: Sequence[Sample]
+    plain: dict[str, list[tuple[int, ...]]]
+
+    @property
+    def greedy(self) -> list[list[int]]:
+        """Every prompt with what was written greedily."""
+        return [[*sample.ids, *text] for sample, text in zip(self.samples, self.plain["greedy"], strict=True)]
+
+
+def verify_alone(llm: LLM, samples: Sequence[Sample], new_tokens: int, found: Findings, told: Told) -> Texts | None:
+    """Check what can be checked without a checkpoint; returns the texts, or None where not even they can be written."""
+    start = perf_counter()
+    try:
+        texts = Texts(samples, plain_texts(llm, samples, new_tokens, told))
+    except WavekitError as error:
+        found.checks.append(Check("decoding", "plain decoding", "FAIL", str(error)))
+        found.seconds += perf_counter() - start
+        return None
+    passes = _passes(llm, texts, found, told)
+    tolerance = _margin(llm, passes)
+    for check, divergences in compare_ways(llm, samples, texts.plain, tolerance, told):
+        found.checks.append(check)
+        found.divergences += divergences
+    told("drawing tokens", 1, 1)
+    found.checks += guarded("sampling", "sampling", lambda: check_distribution(llm.decoder, texts.greedy[0]))
+    found.checks += guarded("text", "tokenizer", lambda: check_tokens(llm))
+    found.seconds += perf_counter() - start
+    return texts
+
+
+def _passes(llm: LLM, texts: Texts, found: Findings, told: Told) -> SamePasses:
+    """The shortest text and the longest."""
+    told("running texts in several ways", 0, 1)
+    by_length = sorted(texts.greedy, key=len)
+    chosen = by_length[:1] if len(by_length) == 1 else [by_length[0], by_length[-1]]
+    try:
+        passes = check_passes(llm.decoder, chosen)
+    except WavekitError as error:
+        passes = SamePasses((Check("engines", "one token at a time", "FAIL", str(error)),), 0.0)
+    found.checks += passes.checks
+    return passes
+
+
+def _margin(llm: LLM, passes: SamePasses) -> float:
+    """Margins of logits that rounding explains.
+
+    float32 sums may decide up to `TIE`. Engines that round activations and bring a draft head run plain decoding with
+    the same passes as drafting, so nothing is explained. Others of them write plain texts with passes of one row, which
+    round differently: two logits may each move by as much as they did when the same text was run both ways.
+    """
+    engine = llm.manifest.engine
+    if not rounds(engine):
+        return TIE
+    return 0.0 if llm.manifest.draft is not None else 2 * passes.noise
+
+
+def guarded(group: Group, name: str, check: Callable[[], Iterable[Check]]) -> list[Check]:
+    """The checks, or a failed one where they cannot be done at all."""
+    try:
+        return list(check())
+    except WavekitError as error:
+        return [Check(group, name, "FAIL", str(error))]
+
+
+def subject_of(llm: LLM, bundle: Path, checkpoint: str | None, draft: str | None) -> Subject:
+    """What is verified, in names that hold no folders."""
+    manifest = llm.manifest
+    return Subject(
+        bundle=bundle.resolve().name,
+        model=manifest.provenance.checkpoint,
+        family=manifest.decoder.family,
+        layers=manifest.decoder.num_layers,
+        stages=len(manifest.stages),
+        precision=manifest.engine.precision,
+        head_precision=manifest.engine.head_precision,
+        draft_boundaries=manifest.draft.spec.boundaries if manifest.draft is not None else (),
+        checkpoint=Path(checkpoint).name if checkpoint is not None else None,
+        draft=Path(draft).name if draft is not None else None,
+    )
+
+
+def prompt_facts(llm: LLM, samples: Sequence[Sample]) -> tuple[PromptFacts, ...]:
+    """The prompts as the report lists them."""
+    found = []
+    for sample in samples:
+        text = llm.tokenizer.decode(sample.ids) if llm.tokenizer is not None else f"token ids {list(sample.ids[:8])}"
+        line = " ".join(text.split())
+        found.append(PromptFacts(sample.name, len(sample.ids), line[:_BEGINS] + ("…" if len(line) > _BEGINS else "")))
+    return tuple(found)
