@@ -1,6 +1,7 @@
-"""Directories that appear whole or not at all."""
+"""Directories that appear whole or not at all, and change so."""
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -43,6 +44,95 @@ def atomic_directory(path: Path, replace: bool = False, needed_bytes: int = 0) -
     finally:
         with _undisturbed():
             _clean_up(partial, new_parents)
+
+
+@contextmanager
+def atomic_update(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Path]:
+    """A fresh directory whose files take their places in ``folder`` when the block ends well.
+
+    Whoever reads ``folder`` knows what is in it from its file ``last``, which changes after all others are safely on
+    the disk. So whenever this is cut short, even by a power failure, what was there before is there still, provided
+    that none of the other files takes a name that ``last`` knows so far. What a killed process left is removed by the
+    next.
+
+    Args:
+        folder: an existing directory.
+        last: the name of the file that takes its place last.
+        needed_bytes: refuse before writing anything when the disk has less room than this.
+
+    Raises:
+        MisuseError: the directory cannot be written, or another process is changing it.
+        WavekitError: the disk is full, or fails in another way.
+    """
+    folder = Path(os.path.abspath(folder))
+    partial = folder / f".partial-{secrets.token_hex(4)}"
+    with _held(folder):
+        for leftover in folder.glob(".partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            _make(partial)
+            _check_room(partial, needed_bytes)
+            yield partial
+            with _undisturbed():
+                _move_in(partial, folder, last)
+        except OSError as error:
+            raise WavekitError(_reason(error, folder / last)) from error
+        finally:
+            with _undisturbed():
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing the directory in the same way."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MisuseError(f"another process is changing {folder}; wait until it is done") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _move_in(partial: Path, folder: Path, last: str) -> None:
+    files = [file.relative_to(partial) for file in partial.rglob("*") if file.is_file() and file != partial / last]
+    for name in (*files, Path(last)):
+        _flush(partial / name)
+    for name in files:
+        (partial / name).replace(folder / name)
+    for parent in {(folder / name).parent for name in files}:
+        _flush(parent)
+    (partial / last).replace(folder / last)
+    _flush(folder)
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write to a temporary name and rename it, so that a reader never sees half a file.
+
+    Raises:
+        WavekitError: the disk is full, or the file cannot be written.
+    """
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise WavekitError(_reason(error, file)) from None
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _make(partial: Path) -> None:

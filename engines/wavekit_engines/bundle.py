@@ -2,8 +2,9 @@
 
 ::
 
-    manifest.json       what is here: decoder, stages, draft, tensors, files and their hashes, what made it
-    graphs/*.onnx       one graph a stage, the head, the head for greedy choice and the draft head where there are any
+    manifest.json       what is here: decoder, stages, draft, exits, tensors, files and their hashes, what made it
+    graphs/*.onnx       one graph a stage and the head; where there are any, the head for greedy choice, the draft head
+                        and one graph an early exit
     graphs/*.weights    their weights (external data); the vocabulary tables are stored once
     tokenizer/          tokenizer.json and its companions, as the checkpoint had them
 
@@ -22,6 +23,7 @@ import msgspec
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.errors import BundleError, MisuseError
+from wavekit_engines.exit_spec import ExitSpec
 from wavekit_engines.quantization import Precision
 
 FORMAT = "wavekit-bundle"
@@ -82,6 +84,26 @@ class DraftInfo:
 
 
 @dataclass(frozen=True)
+class ExitsInfo:
+    """Early exits of this decoder, all at ends of stages; not every stage need end at one.
+
+    ``graphs`` has one for each of ``spec.boundaries``, in their order, which scores ``top_k`` tokens a row.
+    ``precision`` is that of adapters and head rows; both have the engine's block size and compute dtype. ``origin``
+    says what made the exits, ``digest`` is the SHA-256 of their weights as they were before they were stored here, and
+    ``command`` stored them, when ``created`` says.
+    """
+
+    spec: ExitSpec
+    graphs: tuple[GraphInfo, ...]
+    precision: Precision
+    top_k: int
+    origin: str
+    digest: str
+    command: str
+    created: str
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """How the numbers are stored and computed."""
 
@@ -135,6 +157,7 @@ class Manifest:
     provenance: Provenance
     draft: DraftInfo | None = None
     greedy_head: GraphInfo | None = None
+    exits: ExitsInfo | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -182,6 +205,7 @@ def open_bundle(path: str | Path, check_hashes: bool = True) -> Bundle:
     manifest = decode_manifest(file.read_bytes(), str(file))
     _check_stages(manifest, file)
     _check_draft(manifest, file)
+    _check_exits(manifest, file)
     _check_files(path, manifest.files, check_hashes)
     return Bundle(path, manifest)
 
@@ -224,7 +248,8 @@ def _check_stages(manifest: Manifest, file: Path) -> None:
     if missing:
         raise BundleError(f"{file}: no stage puts out boundary {missing[0]}; export it again")
     optional = (manifest.draft.graph if manifest.draft is not None else None, manifest.greedy_head)
-    for graph in (*(stage.graph for stage in manifest.stages), manifest.head, *optional):
+    exits = manifest.exits.graphs if manifest.exits is not None else ()
+    for graph in (*(stage.graph for stage in manifest.stages), manifest.head, *optional, *exits):
         if graph is not None and graph.file not in manifest.files:
             raise BundleError(f"{file} names the graph {graph.file} but no such file; export it again")
 
@@ -253,6 +278,30 @@ def _check_draft(manifest: Manifest, file: Path) -> None:
         )
 
 
+def _check_exits(manifest: Manifest, file: Path) -> None:
+    if manifest.exits is None:
+        return
+    exits, decoder = manifest.exits, manifest.decoder
+    spec = exits.spec
+    problem = spec.problem()
+    for what, found, expected in (
+        ("a hidden size", spec.hidden_size, decoder.hidden_size),
+        ("a vocabulary", spec.vocab_size, decoder.vocab_size),
+        ("a target with a number of layers", spec.target_layers, decoder.num_layers),
+    ):
+        if found != expected:
+            problem = f"its exits have {what} of {found}, its decoder {expected}"
+    ends = [stage.last for stage in manifest.stages]
+    if not {*spec.boundaries} <= {*ends}:
+        problem = f"its exits lie at the boundaries {list(spec.boundaries)}, its stages end at {ends}"
+    if len(exits.graphs) != len(spec.boundaries):
+        problem = f"it has {len(exits.graphs)} graphs for exits at {len(spec.boundaries)} boundaries"
+    if not 1 <= exits.top_k <= spec.exit_vocab_size:
+        problem = f"its exits score {exits.top_k} of {spec.exit_vocab_size} tokens"
+    if problem is not None:
+        raise BundleError(f"{file}: {problem}; export it again")
+
+
 def _check_files(path: Path, files: Mapping[str, FileInfo], check_hashes: bool) -> None:
     for name, info in files.items():
         file = path / name
@@ -277,6 +326,11 @@ def describe_files(path: Path) -> dict[str, FileInfo]:
     """Size and hash of every file below ``path`` but the manifest."""
     names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
     return {name: FileInfo((path / name).stat().st_size, sha256(path / name)) for name in names if name != MANIFEST}
+
+
+def json_text(name: str) -> str:
+    """A file name as JSON can hold it; those that are not UTF-8 reach Python as lone surrogates."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def sha256(file: Path) -> str:

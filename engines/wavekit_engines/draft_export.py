@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,15 @@ def draft_bytes(draft: Draft, forms: DraftForms) -> int:
 
 def draft_digest(draft: Draft) -> str:
     """SHA-256 of the weights and the token map, in hexadecimal."""
-    digest = hashlib.sha256()
     arrays: dict[str, npt.NDArray[Any]] = {**draft.weights, "d2t": draft.d2t}
     if draft.embedding is not None:
         arrays["embedding"] = draft.embedding
+    return digest_of(arrays)
+
+
+def digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 of arrays with their names and shapes, in hexadecimal."""
+    digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
-
 from wavekit_engines.atomic import atomic_directory
 from wavekit_engines.bundle import (
     GRAPHS,
@@ -25,8 +23,8 @@ from wavekit_engines.bundle import (
     Manifest,
     Provenance,
     StageInfo,
-    TensorInfo,
     describe_files,
+    json_text,
 )
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
@@ -34,8 +32,11 @@ from wavekit_engines.draft_export import check_draft, draft_bytes, draft_digest,
 from wavekit_engines.draft_formats import drop_copied_embedding
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import CheckpointError, MisuseError
+from wavekit_engines.exit_export import EXIT_TOP_K, ExitPlan, plan_exits, write_exit_graphs
+from wavekit_engines.exit_spec import Exits
 from wavekit_engines.families import decoder_spec
 from wavekit_engines.graphs.draft_graph import DraftForms, write_draft_graph, write_draft_weights
+from wavekit_engines.graphs.graph_info import describe_graph
 from wavekit_engines.graphs.graph_writer import WeightFile
 from wavekit_engines.graphs.linear import WeightFormat
 from wavekit_engines.graphs.screened_head import can_screen, screen_bytes, write_screen, write_screened_head
@@ -60,6 +61,9 @@ class ExportOptions:
     layer; None: as the target's layers, but int8 beside fp32, since rounding in the head costs the text nothing, few
     acceptances, and reading four times the weights costs time. Its ``fc`` and head are int8 beside an int4 layer.
     ``draft_top_k`` tokens are scored a row, or the whole draft vocabulary where it is smaller.
+
+    ``exits`` are early exits for the checkpoint, of which those at ends of stages are taken; ``exit_precision`` and
+    ``exit_top_k`` are those of `exit_export.plan_exits`.
     """
 
     precision: Precision = "fp32"
@@ -70,6 +74,9 @@ class ExportOptions:
     draft: Draft | None = None
     draft_precision: Precision | None = None
     draft_top_k: int = 10
+    exits: Exits | None = None
+    exit_precision: Precision | None = None
+    exit_top_k: int = EXIT_TOP_K
 
     @property
     def layer_form(self) -> WeightFormat:
@@ -109,6 +116,8 @@ class ExportOptions:
             raise MisuseError(
                 f"a {self.head_precision} head cannot follow {self.precision} layers: fp16 goes with fp16 only"
             )
+        if self.exits is None and self.exit_precision is not None:
+            raise MisuseError("an exit precision without exits: name the exits to export, or leave it out")
         if self.draft is None:
             if self.draft_precision is not None:
                 raise MisuseError("a draft precision without a draft: name the draft head to export, or leave it out")
@@ -152,13 +161,17 @@ def export_bundle(
     if options.draft is not None:
         check_draft(options.draft, spec)
     stages = plan_stages(spec.num_layers, options.split, options.all_taps)
+    exits = _plan_exits(options, spec, stages)
     weights = DecoderWeights(checkpoint, spec)
     if options.draft is not None:
         options = dataclasses.replace(options, draft=drop_copied_embedding(options.draft, weights["embedding"]))
     generation, tokenizer_files = _generation_defaults(checkpoint), checkpoint.tokenizer_files()
-    with atomic_directory(path, replace, _estimated_bytes(spec, weights, options)) as folder:
+    needed = _estimated_bytes(spec, weights, options) + (exits.needed_bytes if exits is not None else 0)
+    with atomic_directory(path, replace, needed) as folder:
         (folder / GRAPHS).mkdir()
         written = _write_graphs(folder, spec, weights, stages, options, progress)
+        head = folder / GRAPHS / "head.onnx"
+        exits_info = write_exit_graphs(folder / GRAPHS, head, exits, command) if exits is not None else None
         (folder / TOKENIZER).mkdir()
         for name, data in tokenizer_files.items():
             (folder / TOKENIZER / name).write_bytes(data)
@@ -174,9 +187,17 @@ def export_bundle(
             provenance=_provenance(checkpoint, command),
             draft=written.draft,
             greedy_head=written.greedy_head,
+            exits=exits_info,
         )
         (folder / MANIFEST).write_bytes(manifest.encode())
     return manifest
+
+
+def _plan_exits(options: ExportOptions, spec: DecoderSpec, stages: tuple[StageRange, ...]) -> ExitPlan | None:
+    if options.exits is None:
+        return None
+    ends = [stage.last for stage in stages]
+    return plan_exits(options.exits, spec, _engine_info(options), ends, options.exit_precision, options.exit_top_k)
 
 
 def _engine_info(options: ExportOptions) -> EngineInfo:
@@ -225,9 +246,9 @@ def _write_graphs(
                 files = (own, vocabulary) if stage.first == 0 else (own,)
                 write_stage_graph(file, stage, spec, files, form, vocabulary_form)
             parameters = sum(_layer_parameters(weights, index) for index in range(stage.first, stage.last))
-            infos.append(StageInfo(_describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
+            infos.append(StageInfo(describe_graph(file, parameters), stage.first, stage.last, stage.outputs))
         draft = _write_draft(graphs / "draft.onnx", vocabulary, spec, options) if options.draft is not None else None
-    head = _describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
+    head = describe_graph(head_file, math.prod(weights["head"].shape) + spec.hidden_size)
     return _Written(tuple(infos), head, draft, greedy)
 
 
@@ -241,7 +262,7 @@ def _write_greedy_head(
             own.path.unlink()
             return None
         write_screened_head(file, spec, own, vocabulary)
-    return _describe_graph(file, math.prod(weights["head"].shape))
+    return describe_graph(file, math.prod(weights["head"].shape))
 
 
 def _write_draft(file: Path, vocabulary: WeightFile, target: DecoderSpec, options: ExportOptions) -> DraftInfo:
@@ -253,33 +274,13 @@ def _write_draft(file: Path, vocabulary: WeightFile, target: DecoderSpec, option
         write_draft_graph(file, draft, (own, vocabulary), forms, top_k)
     return DraftInfo(
         spec=dataclasses.replace(draft.spec, target_layers=target.num_layers),
-        graph=_describe_graph(file, draft_parameters(draft)),
+        graph=describe_graph(file, draft_parameters(draft)),
         precision=forms.layer.precision,
         head_precision=forms.head.precision,
         top_k=top_k,
-        origin=_text(draft.origin),
+        origin=json_text(draft.origin),
         digest=draft_digest(draft),
     )
-
-
-def _describe_graph(file: Path, parameters: int) -> GraphInfo:
-    graph = ir.load(file).graph
-    weights = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
-    return GraphInfo(
-        file=f"{GRAPHS}/{file.name}",
-        inputs=tuple(map(_describe_tensor, graph.inputs)),
-        outputs=tuple(map(_describe_tensor, graph.outputs)),
-        parameters=parameters,
-        weight_bytes=sum(weight.nbytes for weight in weights),
-    )
-
-
-def _describe_tensor(value: ir.Value) -> TensorInfo:
-    assert value.name is not None
-    assert value.dtype is not None
-    assert value.shape is not None
-    dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-    return TensorInfo(value.name, value.dtype.numpy().name, dims)
 
 
 def _layer_parameters(weights: DecoderWeights, index: int) -> int:
@@ -297,9 +298,9 @@ def _generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
     packages = ("wavekit", "onnx-ir", "numpy")
     return Provenance(
-        checkpoint=_text(checkpoint.name),
+        checkpoint=json_text(checkpoint.name),
         checkpoint_digest=checkpoint.digest(),
-        command=_text(command),
+        command=json_text(command),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         versions={name: importlib.metadata.version(name) for name in packages},
     )
@@ -308,11 +309,6 @@ def _provenance(checkpoint: Checkpoint, command: str) -> Provenance:
 def _of_head(precision: Precision) -> Precision:
     """The precision of a head beside layers of this one, unless it is asked for."""
     return "int8" if precision == "int4" else precision
-
-
-def _text(name: str) -> str:
-    """A file name as JSON can hold it; those that are not UTF-8 reach Python as lone surrogates."""
-    return name.encode(errors="backslashreplace").decode()
 
 
 def _estimated_bytes(spec: DecoderSpec, weights: DecoderWeights, options: ExportOptions) -> int:

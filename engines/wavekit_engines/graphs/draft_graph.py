@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec
@@ -36,6 +35,7 @@ from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.graphs.decoder_layer import LayerWriter, ResidualStream, rms_norm, scaled
 from wavekit_engines.graphs.graph_writer import Dim, GraphWriter, WeightFile
 from wavekit_engines.graphs.linear import (
+    ArrayRows,
     WeightFormat,
     add_matrix,
     add_table,
@@ -44,7 +44,7 @@ from wavekit_engines.graphs.linear import (
     multiply,
     multiply_table,
 )
-from wavekit_engines.graphs.stage_graph import EMBEDDING, layer_inputs
+from wavekit_engines.graphs.stage_graph import EMBEDDING, best, layer_inputs
 
 _NAME = "draft"
 _FUSED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
@@ -64,35 +64,21 @@ class DraftForms:
     target_embedding: WeightFormat
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Weights in memory as `linear.Rows`."""
-
-    array: npt.NDArray[np.float32]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
-        return np.ascontiguousarray(self.array[start:stop], np.float32)
-
-
 def write_draft_weights(file: WeightFile, draft: Draft, forms: DraftForms) -> None:
     """Store everything that the graph does not read from the target: the layer's matrices fused, d2t as token ids."""
     spec, weights, dtype = draft.spec, draft.weights, forms.layer.compute_dtype
-    add_matrix(file, _named("fc"), _Rows(weights["fc"]), forms.head)
+    add_matrix(file, _named("fc"), ArrayRows(weights["fc"]), forms.head)
     for name, parts in _FUSED.items():
-        add_matrix(file, _named(name), _Rows(np.concatenate([weights[part] for part in parts])), forms.layer)
+        add_matrix(file, _named(name), ArrayRows(np.concatenate([weights[part] for part in parts])), forms.layer)
         biases = [weights[f"{part}_bias"] for part in parts if f"{part}_bias" in spec.weight_shapes()]
         if biases:
-            add_vector(file, _named(f"{name}_bias"), _Rows(np.concatenate(biases)), dtype)
+            add_vector(file, _named(f"{name}_bias"), ArrayRows(np.concatenate(biases)), dtype)
     for role in spec.weight_shapes():
         if role.split(".")[0].endswith("norm"):
-            add_vector(file, _named(role), _Rows(weights[role]), dtype)
-    add_table(file, _named("head"), _Rows(weights["head"]), forms.head)
+            add_vector(file, _named(role), ArrayRows(weights[role]), dtype)
+    add_table(file, _named("head"), ArrayRows(weights["head"]), forms.head)
     if draft.embedding is not None:
-        add_table(file, _named(EMBEDDING), _Rows(draft.embedding), forms.head)
+        add_table(file, _named(EMBEDDING), ArrayRows(draft.embedding), forms.head)
     file.add(_named("target_ids"), "int64", draft.d2t.shape, [np.arange(draft.d2t.size) + draft.d2t])
 
 
@@ -180,9 +166,8 @@ def _best(
     scores = multiply_table(graph, rows, _named("head"), (spec.draft_vocab_size, spec.hidden_size), form)
     if form.compute_dtype != "float32":
         scores = graph.op("Cast", scores, to=int(ir.DataType.FLOAT))
-    logprobs = graph.op("LogSoftmax", scores, axis=-1)
-    best, ids = graph.ops("TopK", logprobs, graph.constant("top_k", np.array([top_k])), outputs=2, axis=-1)
-    return graph.op("Gather", graph.stored(_named("target_ids")), ids, axis=0), best
+    ids, logprobs = best(graph, scores, top_k)
+    return graph.op("Gather", graph.stored(_named("target_ids")), ids, axis=0), logprobs
 
 
 def _head_rows(graph: GraphWriter) -> ir.Value:

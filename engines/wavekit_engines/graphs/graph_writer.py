@@ -7,7 +7,7 @@ with its initializers pointing into the weight file. Neither knows what a transf
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,14 @@ DTYPES: dict[str, ir.DataType] = {
     "int64": ir.DataType.INT64,
     "uint8": ir.DataType.UINT8,
 }
+
+
+class StoredWeights(Protocol):
+    """Tensors by name that lie in files beside a graph; `WeightFile` is one, a dict another."""
+
+    def __contains__(self, name: str, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> ir.ExternalTensor: ...
 
 
 class WeightFile:
@@ -103,7 +111,7 @@ class WeightFile:
 class GraphWriter:
     """One graph under construction; nodes are in execution order as they are added."""
 
-    def __init__(self, name: str, *weights: WeightFile) -> None:
+    def __init__(self, name: str, *weights: StoredWeights) -> None:
         self.name = name
         self._weights = weights
         self._inputs: list[ir.Value] = []

@@ -35,6 +35,22 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
+class ArrayRows:
+    """A weight in memory as `Rows`."""
+
+    array: npt.NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.array.shape
+
+    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows ``start`` to ``stop``."""
+        return np.ascontiguousarray(self.array[start:stop], np.float32)
+
+
+@dataclass(frozen=True)
 class WeightFormat:
     """How the weights of one group of matrices are stored."""
 

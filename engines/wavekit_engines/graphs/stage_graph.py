@@ -130,8 +130,15 @@ def write_head_graph(path: Path, spec: DecoderSpec, file: WeightFile, form: Weig
     graph = GraphWriter(path.stem, file)
     hidden = graph.input("hidden", form.compute_dtype, ("n", spec.hidden_size))
     x = rms_norm(graph, hidden, FINAL_NORM, spec.norm_eps)
-    shape = (spec.vocab_size, spec.hidden_size)
-    logits = multiply_table(graph, x, head_table(spec), shape, form)
+    graph.output(
+        "logits", scores(graph, x, head_table(spec), spec.vocab_size, spec, form), "float32", ("n", spec.vocab_size)
+    )
+    graph.save(path, {"wavekit.head": "1"})
+
+
+def scores(graph: GraphWriter, x: ir.Value, table: str, count: int, spec: DecoderSpec, form: WeightFormat) -> ir.Value:
+    """Logits float32 [n, count] of normed rows ``x`` [n, H] over a stored table [count, H] of head rows."""
+    logits = multiply_table(graph, x, table, (count, spec.hidden_size), form)
     if form.compute_dtype != "float32":
         logits = graph.op("Cast", logits, to=int(ir.DataType.FLOAT))
     if spec.logit_scale != 1.0:
@@ -139,8 +146,14 @@ def write_head_graph(path: Path, spec: DecoderSpec, file: WeightFile, form: Weig
     if spec.logit_softcap is not None:
         capped = graph.op("Tanh", _times(graph, logits, "softcap_inverse", 1.0 / spec.logit_softcap))
         logits = _times(graph, capped, "softcap", spec.logit_softcap)
-    graph.output("logits", logits, "float32", ("n", spec.vocab_size))
-    graph.save(path, {"wavekit.head": "1"})
+    return logits
+
+
+def best(graph: GraphWriter, scores: ir.Value, top_k: int) -> tuple[ir.Value, ir.Value]:
+    """The ``top_k`` highest of scores float32 [n, V], best first: columns int64 [n, k] and their log-probabilities."""
+    logprobs = graph.op("LogSoftmax", scores, axis=-1)
+    highest, columns = graph.ops("TopK", logprobs, graph.constant("top_k", np.array([top_k])), outputs=2, axis=-1)
+    return columns, highest
 
 
 def _times(graph: GraphWriter, x: ir.Value, name: str, factor: float) -> ir.Value:

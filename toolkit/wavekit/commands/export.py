@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wavekit.commands.exits import EXIT_PRECISION_HELP, exits_made, read_exits_for
 from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
 from wavekit.commands.progress import progress
+from wavekit_engines.bundle import Manifest
 from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
 from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from wavekit_calibration.result import Calibration
     from wavekit_engines.checkpoint import Checkpoint
     from wavekit_engines.draft_spec import Draft
+    from wavekit_engines.exit_spec import Exits
 
 
 class Boundaries(click.ParamType[tuple[int, ...]]):
@@ -69,6 +72,12 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
     type=click.Choice(PRECISIONS),
     help="Of the draft head.  [default: int8 with fp32, otherwise --precision]",
 )
+@click.option(
+    "--exits",
+    type=click.Path(path_type=Path),
+    help="Bring these early exits along; without --stages and --split, the stages end where they lie.",
+)
+@click.option("--exit-precision", type=click.Choice(PRECISIONS), help=EXIT_PRECISION_HELP)
 @click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
 def export(
     model: str,
@@ -82,6 +91,8 @@ def export(
     calibration: Path | None,
     draft: Path | None,
     draft_precision: Precision | None,
+    exits: Path | None,
+    exit_precision: Precision | None,
     force: bool,
 ) -> None:
     """Export MODEL to a self-contained bundle of ONNX engines.
@@ -92,6 +103,7 @@ def export(
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --stages 5 --taps 2,15,27
     wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibration --stages 2
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --draft ./draft
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --exits ./exits
     """
     require("export", "onnx_ir")
     from wavekit_engines.checkpoint import open_checkpoint
@@ -99,6 +111,9 @@ def export(
 
     checkpoint = open_checkpoint(model)
     advice = _advice(checkpoint, calibration)
+    early = _exits(checkpoint, exits)
+    if early is not None and split is None and stages is None:
+        split = early.spec.boundaries
     options = ExportOptions(
         precision=precision,
         head_precision=head_precision,
@@ -107,22 +122,29 @@ def export(
         taps=taps if taps is not None else advice.boundaries if advice is not None else (),
         draft=_draft(checkpoint, draft),
         draft_precision=draft_precision,
+        exits=early,
+        exit_precision=exit_precision,
     )
     has_tokenizer = _check_tokenizer(checkpoint)
     command = shlex.join(["wavekit", *sys.argv[1:]])
     with progress("exporting") as told:
         manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
-    total = size(sum(info.bytes for info in manifest.files.values()))
-    stages_made = f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}"
-    head = ", a draft head" if manifest.draft is not None else ""
-    click.echo(
-        f"{output}: {manifest.decoder.family}, {manifest.decoder.num_layers} layers in {stages_made}{head}, "
-        f"{precision}, {total}"
-    )
+    click.echo(f"{output}: {_made(manifest)}")
     if has_tokenizer:
         click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
     else:
         click.echo("next: wavekit.load(...) in Python, with token ids: the checkpoint has no tokenizer.json")
+
+
+def _made(manifest: Manifest) -> str:
+    stages = f"{len(manifest.stages)} stage{'s' * (len(manifest.stages) > 1)}"
+    head = ", a draft head" if manifest.draft is not None else ""
+    exits = f", {exits_made(manifest)}" if manifest.exits is not None else ""
+    total = size(sum(info.bytes for info in manifest.files.values()))
+    return (
+        f"{manifest.decoder.family}, {manifest.decoder.num_layers} layers in {stages}{head}{exits}, "
+        f"{manifest.engine.precision}, {total}"
+    )
 
 
 def _advice(checkpoint: "Checkpoint", calibration: Path | None) -> "Calibration | None":
@@ -149,6 +171,14 @@ def _draft(checkpoint: "Checkpoint", folder: Path | None) -> "Draft | None":
             err=True,
         )
     return draft
+
+
+def _exits(checkpoint: "Checkpoint", folder: Path | None) -> "Exits | None":
+    if folder is None:
+        return None
+    from wavekit_engines.families import decoder_spec
+
+    return read_exits_for(folder, decoder_spec(checkpoint.config), checkpoint.digest())
 
 
 def _split(

@@ -24,6 +24,7 @@ COMMANDS = (
     "simulate",
     "plan",
     "export",
+    "add-exits",
     "generate",
     "inspect",
     "verify",
