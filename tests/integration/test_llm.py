@@ -117,7 +117,7 @@ def test_a_stream_closed_early_holds_what_was_read_and_frees_its_buffers(llm: LL
         assert stream.result.text == "".join(pieces)
         assert stream.result.token_ids == expected.token_ids[: len(stream.result.token_ids)]
         assert 5 <= len(stream.result.token_ids) < 60
-        assert stream.result.finish_reason == "length"
+        assert stream.result.finish_reason == "cancelled"
         assert list(stream) == []
         lent = len(llm.decoder.workers._free)
         assert lent > 0
@@ -137,8 +137,7 @@ def test_a_stream_closed_before_its_first_piece_costs_nothing(llm: LLM) -> None:
     stream = llm.stream("Hello")
     stream.close()
     assert list(stream) == []
-    with pytest.raises(RuntimeError):
-        _ = stream.result
+    assert (stream.result.token_ids, stream.result.finish_reason) == ((), "cancelled")
 
 
 def test_a_stream_closed_at_its_end_keeps_its_result(llm: LLM) -> None:
@@ -229,6 +228,24 @@ def test_a_prompt_as_long_as_the_context_is_refused_before_the_first_piece(lengt
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 1.5}, "max_new_tokens"),
         ({"max_new_tokens": True}, "max_new_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 257}, "min_tokens"),
+        ({"min_tokens": 1, "regex": "a"}, "min_tokens"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 101}, "logprobs"),
+        ({"stop_token_ids": "2"}, "stop_token_ids"),
+        ({"stop_token_ids": 2}, "stop_token_ids"),
+        ({"deadline": 0}, "deadline"),
+        ({"deadline": "soon"}, "deadline"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"json_schema": {}, "regex": "a"}, "json_schema and regex"),
+        ({"json_schema": 5}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": {"type": "bogus"}}, "json_schema"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema.*uniqueItems"),
+        ({"regex": "("}, "regex"),
+        ({"regex": 5}, "regex"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_k": 2.5}, "top_k"),

@@ -7,6 +7,7 @@
 Importing this module loads nothing heavy; `load` brings in the engine's runtime.
 """
 
+import logging as _logging
 from importlib.metadata import version as _version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,21 @@ if TYPE_CHECKING:
     from wavekit.llm import LLM
 
 __version__ = _version("wavekit")
-__all__ = ["BundleError", "ContextLengthError", "MisuseError", "Speculation", "WavekitError", "__version__", "load"]
+__all__ = [
+    "BundleError",
+    "ContextLengthError",
+    "MisuseError",
+    "Speculation",
+    "WavekitError",
+    "__version__",
+    "load",
+]
+
+_logging.getLogger("wavekit").addHandler(_logging.NullHandler())
 
 
-def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True) -> "LLM":
+def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True, concurrency: int = 4) -> "LLM":
     """Open a bundle for decoding; see `wavekit.llm.load`."""
     from wavekit import llm
 
-    return llm.load(path, threads=threads, check_hashes=check_hashes)
+    return llm.load(path, threads=threads, check_hashes=check_hashes, concurrency=concurrency)

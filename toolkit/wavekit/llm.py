@@ -1,187 +1,140 @@
-"""The embedded API: load a bundle once, then write texts from prompts, whole or piece by piece.
+"""The embedded API: load a bundle once, then write texts from prompts, whole, piece by piece, or many at once.
 
-This is where text meets token ids: prompts are encoded, the lattice decoder commits ids, and stop strings and stop
-tokens end the text. An `LLM` may be shared between threads; every generation has buffers of its own.
+An `LLM` may be shared between threads and event loops; every generation has buffers of its own, and those in flight
+take turns at the engines. What a text may be asked for is in `options`, what is told about it in `results`.
 """
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import zip_longest
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wavekit.decoder import Decoder, DecodeStats
-from wavekit.sampling import Sampler, SamplingParams, SeenTokens
+from wavekit.choice import TargetChoice
+from wavekit.decoder import Decoder
+from wavekit.grammar import Grammars
+from wavekit.options import GenerationOptions, Options
+from wavekit.results import FinishReason, GenerationResult, Step, Timings, TokenLogprobs
+from wavekit.sampling import Sampler
 from wavekit.sequence_workers import Engines
-from wavekit.speculation import Mode, Speculation, SpeculationStats
-from wavekit.speculator import SpeculatorMaker
+from wavekit.statistics import Statistics, Tally
 from wavekit.streaming import TextStream
+from wavekit.streams import AsyncGenerationStream, GenerationStream
+from wavekit.telemetry import Watch, logger
 from wavekit.tokenizer import Tokenizer
+from wavekit.turns import Turns
+from wavekit.writing import Job, Writing
 from wavekit_engines.bundle import Manifest, open_bundle
-from wavekit_engines.engine import Array
 from wavekit_engines.errors import MisuseError
 from wavekit_engines.ort_engine import OrtEngine
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "LLM",
+    "AsyncGenerationStream",
+    "FinishReason",
+    "GenerationOptions",
+    "GenerationResult",
+    "GenerationStream",
+    "Prompt",
+    "Statistics",
+    "Step",
+    "Timings",
+    "TokenLogprobs",
+    "available_cores",
+    "load",
+]
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]] | Sequence[int]
 """Plain text, chat messages for the model's chat template, or token ids."""
 
-FinishReason = Literal["stop", "length"]
-
 _MOST_THREADS = 1024  # beyond any use, and ONNX Runtime does start as many as it is told to
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Where the time went, in seconds, and tokens a second.
-
-    ``prefill_seconds`` ends with the first token; ``decode_seconds`` covers the others, without what the reader of a
-    stream did between pieces. ``host_share`` is the part of ``decode_seconds`` spent outside engine runs.
-    """
-
-    prefill_seconds: float
-    decode_seconds: float
-    tokens_per_second: float
-    host_share: float
-    ticks: int
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """A finished text.
-
-    ``token_ids`` holds every committed token, a stop token at the end included; ``text`` ends before a stop string and
-    shows no special tokens. ``finish_reason`` is "stop" after a stop token or string; "length" at ``max_new_tokens``,
-    at the end of the context, or where a stream was closed.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    timings: Timings
-    speculation: SpeculationStats
-
-
-class GenerationStream(Iterator[str]):
-    """Pieces of a text as they become certain; ``result`` is there once they have run out.
-
-    Closing it early ends the generation and frees its buffers; ``result`` then holds what was written, unless nothing
-    was read.
-    """
-
-    def __init__(self, pieces: Generator[str, None, GenerationResult]) -> None:
-        self._pieces = pieces
-        self._result: GenerationResult | None = None
-
-    def __next__(self) -> str:
-        try:
-            return next(self._pieces)
-        except StopIteration as end:
-            self._result = self._result or end.value
-            raise StopIteration from None
-
-    @property
-    def result(self) -> GenerationResult:
-        """The finished text. Raises RuntimeError while pieces are still to come."""
-        if self._result is None:
-            raise RuntimeError("the text is not finished: read the stream to its end first")
-        return self._result
-
-    def close(self) -> None:
-        """End the generation now."""
-        try:
-            self._pieces.throw(_ClosedEarlyError)
-        except StopIteration as end:
-            self._result = end.value
-        except _ClosedEarlyError:  # it has ended, or not begun
-            pass
-
-
-class _ClosedEarlyError(Exception):
-    """The reader of a stream wants no more pieces."""
 
 
 class LLM:
     """A loaded bundle. Made by `load`."""
 
-    def __init__(self, manifest: Manifest, decoder: Decoder, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, manifest: Manifest, decoder: Decoder, tokenizer: Tokenizer | None, concurrency: int = 4) -> None:
+        """Let at most ``concurrency`` texts of `generate_batch` and `stream_async` be written at a time."""
         self.manifest = manifest
         self.decoder = decoder
         self.tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer, decoder.spec.vocab_size) if tokenizer is not None else None
+        self._turns, self._tally = Turns(), Tally()
+        self._writers = ThreadPoolExecutor(concurrency, thread_name_prefix="wavekit")
+        self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
+        self._streams_lock = threading.Lock()
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] | None = None,
-        speculate: Mode | Speculation = "auto",
-    ) -> GenerationResult:
+    def generate(self, prompt: Prompt, **options: "Unpack[Options]") -> GenerationResult:
         """Write a text after ``prompt`` and return it whole.
 
         Args:
             prompt: text, chat messages (``[{"role": "user", "content": "..."}]``) or token ids.
-            max_new_tokens: the most tokens to write; the end of the context may come first.
-            temperature: 0 is greedy; with `top_k`, `top_p`, `min_p`, `repetition_penalty` see `SamplingParams`.
-            top_k: keep this many most likely tokens; 0: all.
-            top_p: keep the most likely tokens that together reach this probability.
-            min_p: keep tokens at least this likely relative to the most likely one.
-            repetition_penalty: above 1 discourages tokens of the prompt and the text so far.
-            seed: the draw for a position depends on seed and position only.
-            stop: the text ends before any of these strings.
-            stop_token_ids: tokens that end the text; None: those the checkpoint names.
-            speculate: who proposes tokens ahead of the model, or a `Speculation` with limits too. The text is the
-                same whatever it is; how fast it was written and why is in the result's ``speculation``.
+            options: ``max_new_tokens``, ``temperature``, ``stop`` and more, see `wavekit.options.GenerationOptions`.
 
         Raises:
             MisuseError: a parameter out of range, an empty prompt, text for a bundle without tokenizer, a draft for
-                a bundle without draft head.
+                a bundle without draft head, a schema that cannot be followed.
             ContextLengthError: a prompt as long as the context or longer.
 
         Example:
             >>> wavekit.load("bundle").generate("The capital of France is", max_new_tokens=4).text
             ' Paris.'
         """
-        sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        stream = self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids, speculate)
-        for _ in stream:
-            pass
-        return stream.result
+        return _finished(self.stream(prompt, **options))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] | None = None,
-        speculate: Mode | Speculation = "auto",
-    ) -> GenerationStream:
+    def stream(self, prompt: Prompt, **options: "Unpack[Options]") -> GenerationStream:
         """Like `generate`, piece by piece: whole characters only, and nothing of a stop string.
+
+        Everything is checked now, so that a mistake is raised here and not at the first piece.
 
         Example:
             >>> for piece in llm.stream("Once upon a time"):
             ...     print(piece, end="", flush=True)
         """
-        sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        return self._start(prompt, max_new_tokens, sampling, stop, stop_token_ids, speculate)
+        began = perf_counter()
+        job = self._job(prompt, GenerationOptions(**options), began)
+        writing = Writing(self.decoder, self._turns, job, Watch(self._tally, job.mode, len(job.prompt)))
+        stream = GenerationStream(writing.steps(), writing.cancelled)
+        with self._streams_lock:
+            self._streams.add(stream)
+        return stream
+
+    def stream_async(self, prompt: Prompt, **options: "Unpack[Options]") -> AsyncGenerationStream:
+        """Like `stream`, for coroutines: a thread writes, first come first served.
+
+        A mistake is raised at the first piece.
+
+        Example:
+            >>> async for piece in llm.stream_async("Once upon a time"):
+            ...     print(piece, end="", flush=True)
+        """
+        return self.read_async(lambda: self.stream(prompt, **options))
+
+    def read_async(self, start: Callable[[], GenerationStream]) -> AsyncGenerationStream:
+        """What ``start`` returns, called and read by one of the threads of `stream_async`, for coroutines."""
+        return AsyncGenerationStream(start, self._writers)
+
+    def generate_batch(self, prompts: Iterable[Prompt], **options: "Unpack[Options]") -> list[GenerationResult]:
+        """The texts after several prompts, in their order, several being written at a time.
+
+        All prompts are checked before anything is written. An error or Ctrl-C ends all of them.
+
+        Example:
+            >>> [result.text for result in llm.generate_batch(["One,", "Uno,"], max_new_tokens=8)]
+        """
+        streams = [self.stream(prompt, **options) for prompt in prompts]
+        try:
+            return list(self._writers.map(_finished, streams))
+        finally:
+            for stream in streams:
+                stream.cancel()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt; ids pass through as they are."""
@@ -194,108 +147,81 @@ class LLM:
             raise MisuseError("this bundle has no tokenizer: give the prompt as token ids")
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.apply_chat_template(parts)
 
+    @property
+    def statistics(self) -> Statistics:
+        """What the generations so far add up to."""
+        return self._tally.now
+
     def close(self) -> None:
-        """Close the engines. No generation may be under way."""
+        """End the generations under way, as closing their streams does, and close the engines."""
+        with self._streams_lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+        self._writers.shutdown()
         self.decoder.close()
 
-    def _start(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        stop: str | Sequence[str],
-        stop_token_ids: Sequence[int] | None,
-        speculate: Mode | Speculation,
-    ) -> GenerationStream:
-        """Check everything now, so that a mistake is raised here and not at the first piece."""
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise MisuseError(f"max_new_tokens is {max_new_tokens!r}; it must be an integer from 1 up")
+    def _job(self, prompt: Prompt, options: GenerationOptions, began: float) -> Job:
+        """Check everything that can be known before the first token."""
         ids = self.encode(prompt)
         self.decoder.check_prompt(ids)
-        if stop and self.tokenizer is None:
+        if options.stop and self.tokenizer is None:
             raise MisuseError("this bundle has no tokenizer, so stop strings cannot be found: use stop_token_ids")
-        text = TextStream(self.tokenizer, stop) if self.tokenizer is not None else None
-        ending = self.manifest.generation.stop_token_ids if stop_token_ids is None else tuple(stop_token_ids)
-        sampler = Sampler(sampling, self.manifest.decoder.vocab_size)
-        speculation = speculate if isinstance(speculate, Speculation) else Speculation(speculate)
-        mode = speculation.resolved(self.manifest.draft is not None)
-        maker = self.decoder.speculator(speculation, sampling.is_argmax)
-        return GenerationStream(self._pieces(_Job(ids, max_new_tokens, sampler, text, frozenset(ending), mode, maker)))
+        given = options.stop_token_ids
+        ends = frozenset(self.manifest.generation.stop_token_ids if given is None else given)
+        choice = self._choice(ids, options, ends)
+        with self._turns.turn():  # what passes cost is measured while nothing else runs
+            maker = self.decoder.speculator(options.speculation, choice is None)
+        return Job(
+            ids,
+            options.max_new_tokens,
+            choice,
+            TextStream(self.tokenizer, options.stop) if self.tokenizer is not None else None,
+            ends,
+            options.speculation.resolved(self.manifest.draft is not None),
+            maker,
+            began + options.deadline if options.deadline is not None else None,
+        )
 
-    def _pieces(self, job: "_Job") -> Generator[str, None, GenerationResult]:
-        ids, sampler, text = job.prompt, job.sampler, job.text
-        stats, committed, written = DecodeStats(), list[int](), list[str]()
-        context = SeenTokens()
-        context.add(ids)
-
-        def choose(logits: Array, position: int) -> int:
-            token = sampler.choose(logits, position, context)
-            context.add((token,))
-            return token
-
-        finish: FinishReason = "length"
-        start, paused = perf_counter(), 0.0
-        chooser = None if sampler.params.is_argmax else choose
-        ticks = self.decoder.decode(ids, chooser, job.max_new_tokens, stats, job.maker, job.ends)
-        try:
-            for token in (token for tokens in ticks for token in tokens):
-                committed.append(token)
-                piece = text.push(token) if text is not None else ""
-                if piece:
-                    written.append(piece)
-                    handed_over = perf_counter()
-                    try:
-                        yield piece
-                    finally:
-                        paused += perf_counter() - handed_over
-                if token in job.ends or (text is not None and text.stop_string is not None):
-                    finish = "stop"
-                    break
-        except _ClosedEarlyError:
-            text = None
-        finally:
-            ticks.close()
-        timings = _timings(stats, perf_counter() - start - paused, len(committed))
-        rest = text.flush() if text is not None else ""
-        if rest:
-            written.append(rest)
-            with suppress(_ClosedEarlyError):
-                yield rest
-        if text is not None and text.stop_string is not None:  # the last characters may have completed one
-            finish = "stop"
-        speculation = _speculation(job.mode, stats, timings, len(committed))
-        return GenerationResult(tuple(committed), "".join(written), finish, len(ids), timings, speculation)
+    def _choice(self, prompt: list[int], options: GenerationOptions, ends: frozenset[int]) -> TargetChoice | None:
+        """How tokens are chosen; None where the greatest logit is all there is to it."""
+        constraint = None
+        if options.constrained:
+            if self._grammars is None:
+                raise MisuseError("this bundle has no tokenizer, so json_schema and regex cannot be followed")
+            constraint = self._grammars.shape(options.json_schema, options.regex, ends)
+        plain = constraint is None and options.logprobs is None and not options.min_tokens
+        if plain and options.sampling.is_argmax:
+            return None
+        return TargetChoice(
+            Sampler(options.sampling, self.manifest.decoder.vocab_size),
+            prompt,
+            ends=ends,
+            min_tokens=options.min_tokens,
+            constraint=constraint,
+            logprobs=options.logprobs,
+        )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One generation, checked and ready to start."""
-
-    prompt: list[int]
-    max_new_tokens: int
-    sampler: Sampler
-    text: TextStream | None
-    ends: frozenset[int]
-    mode: Mode
-    maker: SpeculatorMaker | None
-
-
-def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True) -> LLM:
+def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True, concurrency: int = 4) -> LLM:
     """Open a bundle for decoding.
 
     Args:
         path: a bundle's directory.
         threads: threads an engine may use; None: one for every core this process may run on.
         check_hashes: compare every file with its hash in the manifest, not only its size.
+        concurrency: texts of `LLM.generate_batch` and `LLM.stream_async` that are written at a time; the others wait,
+            first come first served. Each needs memory for its KV cache.
 
     Raises:
-        MisuseError: ``path`` is no bundle, or ``threads`` is no number of threads.
+        MisuseError: ``path`` is no bundle, or ``threads`` or ``concurrency`` is no such number.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
     if threads is None:
         threads = available_cores()
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
-        raise MisuseError(f"threads is {threads!r}; it must be an integer from 1 to {_MOST_THREADS}")
+    for name, value in (("threads", threads), ("concurrency", concurrency)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_THREADS:
+            raise MisuseError(f"{name} is {value!r}; it must be an integer from 1 to {_MOST_THREADS}")
     bundle = open_bundle(path, check_hashes)
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
@@ -307,7 +233,8 @@ def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = T
         greedy_head=OrtEngine(bundle.path, greedy, threads) if greedy is not None else None,
         draft=OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None,
     )
-    return LLM(bundle.manifest, Decoder(bundle.manifest, engines), tokenizer)
+    logger.info("opened a bundle of %d stages with %d threads an engine", len(stages), threads)
+    return LLM(bundle.manifest, Decoder(bundle.manifest, engines), tokenizer, concurrency)
 
 
 def available_cores() -> int:
@@ -315,31 +242,8 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _timings(stats: DecodeStats, seconds: float, new_tokens: int) -> Timings:
-    decode = seconds - stats.prefill_seconds
-    if new_tokens == 1:  # nothing was decoded
-        return Timings(stats.prefill_seconds, decode, tokens_per_second=0.0, host_share=0.0, ticks=0)
-    return Timings(
-        prefill_seconds=stats.prefill_seconds,
-        decode_seconds=decode,
-        tokens_per_second=(new_tokens - 1) / decode,
-        host_share=1.0 - stats.decode_engine_seconds / decode,
-        ticks=stats.ticks,
-    )
-
-
-def _speculation(mode: Mode, stats: DecodeStats, timings: Timings, new_tokens: int) -> SpeculationStats:
-    counts, engine = stats.speculation, stats.decode_engine_seconds
-    passed = zip_longest(counts.accepted_at, counts.proposed_at, fillvalue=0)
-    return SpeculationStats(
-        mode=mode,
-        passes=stats.passes,
-        tau=(new_tokens - 1) / stats.passes if stats.passes else 1.0,
-        proposed=counts.proposed,
-        accepted=sum(counts.accepted_at),
-        acceptance=tuple(accepted / proposed for accepted, proposed in passed),
-        silent=counts.silent,
-        draft_seconds=stats.draft_engine_seconds,
-        target_seconds=engine - stats.draft_engine_seconds,
-        host_seconds=timings.decode_seconds - engine,
-    )
+def _finished(stream: GenerationStream) -> GenerationResult:
+    """The whole text."""
+    for _ in stream.steps():
+        pass
+    return stream.result

@@ -85,6 +85,11 @@ class Tokenizer:
         text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
 
+    def to_json(self) -> str:
+        """Return the whole tokenizer as ``tokenizer.json`` writes it, special tokens declared elsewhere included."""
+        text: str = self._backend.to_str()
+        return text
+
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary's own spelling of a token, before decoding; None if the id has none."""
         spelling: str | None = self._backend.id_to_token(token_id)
