@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from wavekit_calibration.draft_data import AnsweredText, StateStore
 from wavekit_calibration.measure import Progress
-from wavekit_calibration.state import RunState, write_file
+from wavekit_calibration.state import RunState
+from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
 
 TEXTS = "texts.jsonl"

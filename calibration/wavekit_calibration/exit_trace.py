@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from wavekit_calibration.errors import TraceError
 from wavekit_calibration.readiness import earliest_depths
 from wavekit_calibration.result import MATRICES_NAME
-from wavekit_calibration.state import write_file
+from wavekit_engines.atomic import write_file
 
 SCHEMA_VERSION = 1
 KIND = "wavekit exit trace"

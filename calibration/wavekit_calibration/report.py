@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wavekit_calibration.figures import draw_all, save_figure
 from wavekit_calibration.result import Calibration
 from wavekit_calibration.sets import BeamCheck
-from wavekit_calibration.state import write_file
+from wavekit_engines.atomic import write_file
 
 REPORT_NAME = "report.html"
 FIGURES_FOLDER = "figures"

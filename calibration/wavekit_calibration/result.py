@@ -21,7 +21,7 @@ from wavekit_calibration.exits import ExitPlan
 from wavekit_calibration.prompts import LeftOut
 from wavekit_calibration.sets import BeamCheck, BoundarySet, ScoredSet, SetRow
 from wavekit_calibration.settings import MeasureSettings, SelectSettings
-from wavekit_calibration.state import write_file
+from wavekit_engines.atomic import write_file
 
 SCHEMA_VERSION = 1
 JSON_NAME = "calibration.json"

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
 
 Unfinished = Literal["refuse", "resume", "restart"]
@@ -143,16 +144,6 @@ class RunState:
     def remove(self) -> None:
         """Delete the folder: the run is complete."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def write_file(file: Path, content: bytes) -> None:
-    """Write to a temporary name and rename it, so that a reader never sees half a file."""
-    temporary = file.with_name(file.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
 
 
 def _write_json(file: Path, content: Any) -> None:

@@ -36,8 +36,9 @@ from wavekit_calibration.measure import Progress
 from wavekit_calibration.model import Decoder, encode_prompt, open_decoder, usable_device
 from wavekit_calibration.processes import Processes
 from wavekit_calibration.prompts import PromptFile
-from wavekit_calibration.state import RunState, Unfinished, write_file
+from wavekit_calibration.state import RunState, Unfinished
 from wavekit_calibration.training_loop import LoopSettings
+from wavekit_engines.atomic import write_file
 from wavekit_engines.checkpoint import Checkpoint, open_checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_spec import StoredType

@@ -173,7 +173,7 @@ def test_the_heads_cache_is_that_of_the_committed_text_alone(count: int, llm: LL
 
     def make(workers: SequenceWorkers) -> Speculator:
         used.append(workers.draft()[0])
-        drafting = make_draft(workers)._sources
+        drafting = make_draft(workers).sources
         return Speculator([*drafting, Informed(known, 5, 2, random.Random(count))])
 
     ticks = llm.decoder.decode(prompt, lambda logits, _: int(logits.argmax()), count, None, make)

@@ -1,4 +1,4 @@
-"""An imaginary target, and an imaginary draft head, as engines of a decoder.
+"""An imaginary target, an imaginary draft head and imaginary exits, as engines of a decoder.
 
 They compute nothing but check everything: each row finds out which text it stands for from the cache rows that its mask
 lets it see, and the state it puts out names that text. So a wrong mask, a row left in the cache, a state paired with
@@ -18,6 +18,7 @@ from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import (
     DraftInfo,
     EngineInfo,
+    ExitsInfo,
     GenerationDefaults,
     GraphInfo,
     Manifest,
@@ -26,6 +27,7 @@ from wavekit_engines.bundle import (
 )
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
 from wavekit_engines.draft_spec import DraftSpec
+from wavekit_engines.exit_spec import ExitSpec
 
 VOCABULARY = 6
 POISON = VOCABULARY
@@ -221,10 +223,46 @@ class FakeDraft:
         return DraftInfo(spec, _GRAPH, "fp32", "fp32", self.top_k, "", "")
 
 
+Ranked = list[tuple[int, float]]
+
+
+@dataclass
+class FakeExits:
+    """Exits behind the stages ``at``, that say what ``guess`` says about a text and a stage: k tokens, best first."""
+
+    target: FakeTarget
+    at: tuple[int, ...]
+    guess: Callable[[Text, int], Ranked]
+    top_k: int = 3
+
+    def engine(self, stage: int) -> FakeEngine:
+        def work(inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+            for row, state in enumerate(inputs["hidden"]):
+                boundary, _, name, _ = state.tolist()
+                assert boundary == stage + 1
+                assert name >= 0, "a row saw anything but a text"
+                ranked = self.guess(self.target.world.texts[int(name)], stage)
+                outputs["top_tokens"][row] = [token for token, _ in ranked]
+                outputs["top_logprobs"][row] = np.log([chance for _, chance in ranked])
+
+        return FakeEngine(work)
+
+    def info(self) -> ExitsInfo:
+        boundaries = tuple(stage + 1 for stage in self.at)
+        spec = ExitSpec(boundaries, self.target.stages, HIDDEN, VOCABULARY + 1, VOCABULARY, 1e-5, 0)
+        return ExitsInfo(spec, (_GRAPH,) * len(self.at), "fp32", self.top_k, "", "", "", "")
+
+
 _GRAPH = GraphInfo("", (), (), 0, 0)
 
 
-def fake_decoder(target: FakeTarget, draft: FakeDraft | None = None, precision: str = "fp32") -> Decoder:
+def fake_decoder(
+    target: FakeTarget,
+    draft: FakeDraft | None = None,
+    precision: str = "fp32",
+    exits: FakeExits | None = None,
+    lanes: int = 1,
+) -> Decoder:
     """A decoder of the imaginary engines; with a switch, the world's long rotary tables are the negative ones."""
     stages, switch = target.stages, target.world.switch
     rope = RopeSpec((0.0,), 1.0, *((0.0,), -1.0, switch) if switch is not None else ())
@@ -252,9 +290,15 @@ def fake_decoder(target: FakeTarget, draft: FakeDraft | None = None, precision: 
         files={},
         provenance=Provenance("", "", "", "", {}),
         draft=draft.info() if draft is not None else None,
+        exits=exits.info() if exits is not None else None,
     )
-    engines = [target.stage(number) for number in range(stages)]
-    return Decoder(manifest, Engines(engines, target.head(), draft=draft.engine() if draft is not None else None))
+    engines = Engines(
+        [target.stage(number) for number in range(stages)],
+        target.head(),
+        draft=draft.engine() if draft is not None else None,
+        exits={stage + 1: exits.engine(stage) for stage in exits.at} if exits is not None else {},
+    )
+    return Decoder(manifest, engines, lanes)
 
 
 def greedy(logits: Array, position: int) -> int:

@@ -90,7 +90,7 @@ numbers = st.lists(st.integers(0, 1000), min_size=1, max_size=200)
     prompt=prompts,
     count=st.integers(1, 40),
     salt=st.integers(0, 99),
-    draws=st.lists(numbers, max_size=3),
+    draws=st.lists(numbers, min_size=1, max_size=3),
     weighed=st.booleans(),
 )
 def test_any_trees_leave_the_text_of_plain_decoding(stages, precision, prompt, count, salt, draws, weighed) -> None:

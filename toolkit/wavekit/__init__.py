@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wavekit.speculation import Speculation
+from wavekit.timeline import Timeline
 from wavekit_engines.errors import BundleError, ContextLengthError, MisuseError, WavekitError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "ContextLengthError",
     "MisuseError",
     "Speculation",
+    "Timeline",
     "WavekitError",
     "__version__",
     "load",
@@ -32,8 +34,15 @@ __all__ = [
 _logging.getLogger("wavekit").addHandler(_logging.NullHandler())
 
 
-def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True, concurrency: int = 4) -> "LLM":
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    lanes: int = 1,
+    check_hashes: bool = True,
+    concurrency: int = 4,
+) -> "LLM":
     """Open a bundle for decoding; see `wavekit.llm.load`."""
     from wavekit import llm
 
-    return llm.load(path, threads=threads, check_hashes=check_hashes, concurrency=concurrency)
+    return llm.load(path, threads=threads, lanes=lanes, check_hashes=check_hashes, concurrency=concurrency)

@@ -10,7 +10,10 @@ import numpy as np
 
 from wavekit.budget import Budget
 from wavekit.draft_source import DraftSource
+from wavekit.exit_source import ExitSource
 from wavekit.generation import Chooser, DecodeStats, Generation, Request
+from wavekit.head_worker import HEAD_ROWS
+from wavekit.lanes import Lanes
 from wavekit.lattice import LATTICE_ROWS
 from wavekit.lookup import LookupSource
 from wavekit.pass_costs import MEASURED, PassCosts
@@ -30,11 +33,13 @@ _MEASURED_CONTEXT = 128
 class Decoder:
     """The opened engines of a bundle. Safe to share between threads: every generation has workers of its own."""
 
-    def __init__(self, manifest: Manifest, engines: Engines) -> None:
+    def __init__(self, manifest: Manifest, engines: Engines, lanes: int = 1) -> None:
+        """Decode with these engines; ``lanes`` stages may run at once."""
         self.manifest = manifest
         self.spec = manifest.decoder
         self._engines = engines
-        self.workers = WorkerPool(manifest, engines)
+        self._lanes = Lanes(lanes)
+        self.workers = WorkerPool(manifest, engines, self._lanes)
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
         self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
@@ -50,12 +55,13 @@ class Decoder:
         stats: DecodeStats | None = None,
         speculator: SpeculatorMaker | None = None,
         ends: frozenset[int] = frozenset(),
+        nodes: int = LATTICE_ROWS,
     ) -> Generator[list[int], None, None]:
         """Yield committed tokens, tick by tick, until ``max_new_tokens``, one of ``ends`` or the end of the context.
 
         The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order; None is
         greedy choice, for which the head need not give every logit. What is proposed (see `speculator`) changes only
-        how many passes the same text takes.
+        how many passes the same text takes; at most ``nodes`` are explored at a time.
 
         Raises:
             MisuseError: an empty prompt, or a token id outside the vocabulary.
@@ -65,7 +71,7 @@ class Decoder:
         room = min(max_new_tokens, self.spec.max_positions - len(prompt))
         stats = stats if stats is not None else DecodeStats()
         least_rows = self._least_rows(speculator is not None)
-        with self.workers.lent(len(prompt) + room, least_rows) as workers:
+        with self.workers.lent(len(prompt) + room, least_rows, nodes) as workers:
             proposing = speculator(workers) if speculator is not None else None
             request = Request(list(prompt), choose, room, ends)
             yield from Generation(workers, self.spec, request, stats, proposing).ticks()
@@ -87,7 +93,7 @@ class Decoder:
         self.check_prompt(tokens)
         with self.workers.lent(len(tokens)) as workers:
             workers.reset(switches_to_long(self.spec, len(tokens)))
-            return np.concatenate([workers.logits(rows).copy() for rows in workers.prefill(tokens, LATTICE_ROWS)])
+            return np.concatenate([workers.logits(rows).copy() for rows in workers.prefill(tokens, HEAD_ROWS)])
 
     def speculator(self, speculation: Speculation, greedy: bool = False) -> SpeculatorMaker | None:
         """What makes the speculators of texts that are written so; None for plain decoding.
@@ -96,10 +102,10 @@ class Decoder:
         texts will be decoded without a chooser, for which the head costs less.
 
         Raises:
-            MisuseError: the bundle has no draft head, or one that scores fewer tokens than asked for.
+            MisuseError: the bundle has no draft head or exits, or a head that scores fewer tokens than asked for.
         """
-        draft = self.manifest.draft
-        mode = speculation.resolved(draft is not None)
+        draft, exits = self.manifest.draft, self.exit_boundaries
+        mode = speculation.resolved(draft is not None, exits)
         if mode == "off":
             return None
         drafting, top_k = draft is not None and "draft" in mode, 0
@@ -109,7 +115,7 @@ class Decoder:
                 raise MisuseError(f"top_k of a speculation is {top_k}, this bundle's head scores {draft.top_k} tokens")
             top_k = 1 if self._rounds else top_k
         budget = None
-        if speculation.adaptive:
+        if speculation.adaptive and mode != "exits":
             costs = self.draft_costs() if drafting else None
             budget = Budget(self.target_costs(greedy), costs, self._least_rows(True))
 
@@ -120,9 +126,27 @@ class Decoder:
             if drafting:
                 depth, tokens = speculation.draft_depth, speculation.tokens
                 sources.append(DraftSource(*workers.draft(), depth, top_k, tokens, budget))
-            return Speculator(sources, budget, speculation.tokens, chain=self._rounds)
+            exploring = self._exit_source(speculation, workers) if "exits" in mode else None
+            return Speculator(sources, budget, speculation.tokens, self._rounds, exploring)
 
         return make
+
+    @property
+    def exit_boundaries(self) -> tuple[int, ...]:
+        """Where the bundle has exits."""
+        return self.manifest.exits.spec.boundaries if self.manifest.exits is not None else ()
+
+    def _exit_source(self, speculation: Speculation, workers: SequenceWorkers) -> ExitSource:
+        boundaries = speculation.exits if speculation.exits is not None else self.exit_boundaries
+        exits = workers.exits(boundaries, speculation.nodes)
+        return ExitSource(
+            exits,
+            decs=speculation.decs,
+            least_probability=speculation.least_probability,
+            most_nodes=speculation.nodes,
+            chain=self._rounds,
+            selected=min(exits) if speculation.selection else None,
+        )
 
     def target_costs(self, greedy: bool = False) -> PassCosts:
         """What passes of the target cost here; measured when first asked for, in a fraction of a second."""
@@ -139,7 +163,8 @@ class Decoder:
             return self._draft_costs
 
     def close(self) -> None:
-        """Close the engines."""
+        """End the lanes and close the engines."""
+        self._lanes.close()
         self._engines.close()
 
     def _least_rows(self, speculating: bool) -> int:

@@ -13,6 +13,9 @@ from wavekit.sampling import Sampler, SamplingParams
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Binding, Engine
 
+HEAD_ROWS = 64
+"""The most rows that a worker of a decoder runs at a time."""
+
 _MOST_SCREENED = 4  # rows; the products in 8 bits grow with every row, reading the whole table costs the same for a few
 _TRIAL = 64
 _LEAST_CERTAIN = 0.5

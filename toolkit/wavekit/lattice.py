@@ -19,18 +19,25 @@ Plain Python: no engine, no logits, no sampling. Who proposes children, and why,
 from collections.abc import Iterator
 
 LATTICE_ROWS = 64
-"""Rows beyond the committed text that unfinished nodes may occupy, and the most rows a pass through the head has."""
+"""Nodes alive at once, so rows of a cache beyond the committed text, unless more are asked for."""
+
+NOBODY, SPECULATED = -2, -1
+"""Origins of nodes: the target's own choice, or a proposal ahead of a tick; from 0 on, the exit of that stage."""
 
 
 class Node:
-    """A token explored at a position; ``rows[s]`` is its cache row in stage s, for the stages it has run."""
+    """A token explored at a position; ``rows[s]`` is its cache row in stage s, for the stages it has run.
 
-    __slots__ = ("children", "parent", "position", "rows", "token")
+    ``origin`` says who proposed it first; nothing depends on it.
+    """
 
-    def __init__(self, token: int, position: int, parent: "Node | None") -> None:
+    __slots__ = ("children", "origin", "parent", "position", "rows", "token")
+
+    def __init__(self, token: int, position: int, parent: "Node | None", origin: int = NOBODY) -> None:
         self.token = token
         self.position = position
         self.parent = parent
+        self.origin = origin
         self.children: list[Node] = []
         self.rows: list[int] = []
 
@@ -63,11 +70,11 @@ class Lattice:
         self.nodes = [self.anchor]
         self._root = self.anchor  # the anchor at the last collapse
 
-    def propose(self, parent: Node, token: int) -> Node:
+    def propose(self, parent: Node, token: int, origin: int = SPECULATED) -> Node:
         """A child of ``parent`` that carries ``token``: the existing one, or a new one that waits for stage 0."""
         node = parent.child(token)
         if node is None:
-            node = Node(token, parent.position + 1, parent)
+            node = Node(token, parent.position + 1, parent, origin)
             parent.children.append(node)
             self.nodes.append(node)
         return node
@@ -91,7 +98,7 @@ class Lattice:
         """
         if self.anchor.depth != self.num_stages:
             raise ValueError(f"the anchor has run {self.anchor.depth} of {self.num_stages} stages")
-        self.anchor = self.propose(self.anchor, token)
+        self.anchor = self.propose(self.anchor, token, NOBODY)
         return self.anchor
 
     def collapse(self) -> tuple[int, list[list[int]]]:

@@ -79,8 +79,8 @@ class LLM:
             options: ``max_new_tokens``, ``temperature``, ``stop`` and more, see `wavekit.options.GenerationOptions`.
 
         Raises:
-            MisuseError: a parameter out of range, an empty prompt, text for a bundle without tokenizer, a draft for
-                a bundle without draft head, a schema that cannot be followed.
+            MisuseError: a parameter out of range, an empty prompt, text for a bundle without tokenizer, a draft or
+                exits for a bundle without, a schema that cannot be followed.
             ContextLengthError: a prompt as long as the context or longer.
 
         Example:
@@ -178,8 +178,10 @@ class LLM:
             choice,
             TextStream(self.tokenizer, options.stop) if self.tokenizer is not None else None,
             ends,
-            options.speculation.resolved(self.manifest.draft is not None),
+            options.speculation.resolved(self.manifest.draft is not None, self.decoder.exit_boundaries),
             maker,
+            options.speculation.nodes,
+            options.timeline,
             began + options.deadline if options.deadline is not None else None,
         )
 
@@ -203,38 +205,54 @@ class LLM:
         )
 
 
-def load(path: str | Path, *, threads: int | None = None, check_hashes: bool = True, concurrency: int = 4) -> LLM:
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    lanes: int = 1,
+    check_hashes: bool = True,
+    concurrency: int = 4,
+) -> LLM:
     """Open a bundle for decoding.
 
     Args:
         path: a bundle's directory.
-        threads: threads an engine may use; None: one for every core this process may run on.
+        threads: threads an engine may use; None: an equal share of this process's cores for every lane.
+        lanes: stages that may run at once, each on a thread of its own; of use where exits propose.
         check_hashes: compare every file with its hash in the manifest, not only its size.
         concurrency: texts of `LLM.generate_batch` and `LLM.stream_async` that are written at a time; the others wait,
             first come first served. Each needs memory for its KV cache.
 
     Raises:
-        MisuseError: ``path`` is no bundle, or ``threads`` or ``concurrency`` is no such number.
+        MisuseError: ``path`` is no bundle, or ``threads``, ``lanes`` or ``concurrency`` is no such number.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
+    _check_count("lanes", lanes)
+    _check_count("concurrency", concurrency)
     if threads is None:
-        threads = available_cores()
-    for name, value in (("threads", threads), ("concurrency", concurrency)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_THREADS:
-            raise MisuseError(f"{name} is {value!r}; it must be an integer from 1 to {_MOST_THREADS}")
+        threads = max(1, available_cores() // lanes)
+    _check_count("threads", threads)
     bundle = open_bundle(path, check_hashes)
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
     stages = [OrtEngine(bundle.path, stage.graph, threads) for stage in bundle.manifest.stages]
-    draft, greedy = bundle.manifest.draft, bundle.manifest.greedy_head
+    draft, greedy, exits = bundle.manifest.draft, bundle.manifest.greedy_head, bundle.manifest.exits
+    exit_graphs = zip(exits.spec.boundaries, exits.graphs, strict=True) if exits is not None else ()
     engines = Engines(
         stages,
         head=OrtEngine(bundle.path, bundle.manifest.head, threads),
         greedy_head=OrtEngine(bundle.path, greedy, threads) if greedy is not None else None,
         draft=OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None,
+        exits={boundary: OrtEngine(bundle.path, graph, threads) for boundary, graph in exit_graphs},
     )
     logger.info("opened a bundle of %d stages with %d threads an engine", len(stages), threads)
-    return LLM(bundle.manifest, Decoder(bundle.manifest, engines), tokenizer, concurrency)
+    decoder = Decoder(bundle.manifest, engines, min(lanes, len(stages)))
+    return LLM(bundle.manifest, decoder, tokenizer, concurrency)
+
+
+def _check_count(name: str, count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_THREADS:
+        raise MisuseError(f"{name} is {count!r}; it must be an integer from 1 to {_MOST_THREADS}")
 
 
 def available_cores() -> int:

@@ -1,18 +1,21 @@
 """The workers of one sequence, and the pool that lends them to generations.
 
-A set of workers holds the cache of one text: one worker a stage, one for the head, and one for the draft head once
-it is asked for. Making one binds a buffer for every layer, so finished generations leave theirs for the next.
+A set of workers holds the cache of one text: one worker a stage, one for the head, and those of the draft head and of
+early exits once they are asked for. Making one binds a buffer for every layer, so finished generations leave theirs for
+the next. The lanes on which stages run at once are shared by all sets.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from wavekit.draft_worker import DraftWorker
-from wavekit.head_worker import HeadWorker
+from wavekit.exit_worker import ExitWorker
+from wavekit.head_worker import HEAD_ROWS, HeadWorker
+from wavekit.lanes import Lanes
 from wavekit.lattice import LATTICE_ROWS
 from wavekit.stage_worker import StageWorker
 from wavekit.tap_rows import TapRows
@@ -34,10 +37,12 @@ class Engines:
     head: Engine
     greedy_head: Engine | None = None
     draft: Engine | None = None
+    exits: Mapping[int, Engine] = field(default_factory=dict)
+    """By boundary."""
 
     def close(self) -> None:
         """Close all of them."""
-        for engine in (*self.stages, self.head, self.greedy_head, self.draft):
+        for engine in (*self.stages, self.head, self.greedy_head, self.draft, *self.exits.values()):
             if engine is not None:
                 engine.close()
 
@@ -45,15 +50,18 @@ class Engines:
 class SequenceWorkers:
     """One worker a stage, and one for the head, with room for ``capacity`` cache rows."""
 
-    def __init__(self, manifest: Manifest, engines: Engines, capacity: int) -> None:
+    def __init__(self, manifest: Manifest, engines: Engines, lanes: Lanes, capacity: int) -> None:
         spec, dtype = manifest.decoder, manifest.engine.compute_dtype
         self.capacity = capacity
+        self.lanes = lanes
         self.stages = [
             StageWorker(engine, info, spec, dtype, capacity, max(PREFILL_CHUNK, LATTICE_ROWS))
             for engine, info in zip(engines.stages, manifest.stages, strict=True)
         ]
-        self.head = HeadWorker(engines.head, spec, dtype, LATTICE_ROWS, engines.greedy_head)
+        self.head = HeadWorker(engines.head, spec, dtype, HEAD_ROWS, engines.greedy_head)
         self._manifest = manifest
+        self._exit_engines = engines.exits
+        self._exits: dict[int, ExitWorker] = {}
         self._draft_engine = engines.draft
         self._draft: DraftWorker | None = None
         self._taps: list[TapRows] = []
@@ -86,18 +94,37 @@ class SequenceWorkers:
                 tapping.append(taps)
         return self._draft, tapping
 
+    def exits(self, boundaries: Sequence[int], rows: int) -> dict[int, ExitWorker]:
+        """The workers of the exits at these boundaries, by number of their stage, for up to ``rows`` rows a run."""
+        info = self._manifest.exits
+        assert info is not None
+        spec, dtype = self._manifest.decoder, self._manifest.engine.compute_dtype
+        found = {}
+        for number, stage in enumerate(self._manifest.stages):
+            if stage.last in boundaries:
+                worker = self._exits.get(number)
+                if worker is None or worker.max_rows < rows:
+                    engine = self._exit_engines[stage.last]
+                    worker = self._exits[number] = ExitWorker(engine, spec.hidden_size, dtype, info.top_k, rows)
+                found[number] = worker
+        return found
+
     def reset(self, long: bool, length: int = 0) -> None:
         """Forget the text; ``long`` picks the rotary tables for long sequences, the next text has ``length`` tokens."""
         for worker in self.stages:
             worker.reset(long)
         self.head.engine_seconds = 0.0
+        for exit_ in self._exits.values():
+            exit_.engine_seconds = 0.0
         if self._draft is not None:
             self._draft.reset(length)
 
     @property
     def engine_seconds(self) -> float:
         """Time inside engine runs since the last reset."""
-        return self.head.engine_seconds + sum(worker.engine_seconds for worker in self.stages) + self.draft_seconds
+        stages = sum(worker.engine_seconds for worker in self.stages)
+        exits = sum(worker.engine_seconds for worker in self._exits.values())
+        return self.head.engine_seconds + stages + exits + self.draft_seconds
 
     @property
     def draft_seconds(self) -> float:
@@ -106,17 +133,19 @@ class SequenceWorkers:
 
     def logits(self, hidden: Array) -> Array:
         """Logits float32 [n, V] for rows [n, H] of the last boundary; overwritten by the next call."""
-        count = len(hidden)
-        if count < self._least_rows:
-            hidden = np.repeat(hidden, self._least_rows, axis=0)
-        return self.head.run(hidden)[:count]
+        return self._by_head(self.head.run, hidden)
 
     def best(self, hidden: Array) -> Array:
         """The token int64 [n] of greatest logit for each row [n, H] of the last boundary, the lowest of equal ones."""
+        return self._by_head(self.head.best, hidden)
+
+    def _by_head(self, ask: Callable[[Array], Array], hidden: Array) -> Array:
         count = len(hidden)
+        if count > HEAD_ROWS:
+            return np.concatenate([ask(hidden[at : at + HEAD_ROWS]).copy() for at in range(0, count, HEAD_ROWS)])
         if count < self._least_rows:
             hidden = np.repeat(hidden, self._least_rows, axis=0)
-        return self.head.best(hidden)[:count]
+        return ask(hidden)[:count]
 
     def prefill(self, tokens: Sequence[int], chunk: int = PREFILL_CHUNK) -> Iterator[Array]:
         """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H]."""
@@ -134,18 +163,18 @@ class SequenceWorkers:
 class WorkerPool:
     """Lends sets of workers; any number may be out at once."""
 
-    def __init__(self, manifest: Manifest, engines: Engines) -> None:
-        self._manifest, self._engines = manifest, engines
+    def __init__(self, manifest: Manifest, engines: Engines, lanes: Lanes) -> None:
+        self._manifest, self._engines, self._lanes = manifest, engines, lanes
         self._free: list[SequenceWorkers] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def lent(self, length: int, least_rows: int = 1) -> Iterator[SequenceWorkers]:
-        """A set with room for a text of ``length`` tokens and its lattice, for the time of the block.
+    def lent(self, length: int, least_rows: int = 1, nodes: int = LATTICE_ROWS) -> Iterator[SequenceWorkers]:
+        """A set with room for a text of ``length`` tokens and a lattice of ``nodes``, for the time of the block.
 
         Passes have at least ``least_rows`` rows, see `stage_worker`.
         """
-        workers = self._take(length + LATTICE_ROWS)
+        workers = self._take(length + max(nodes, LATTICE_ROWS))
         workers.lend(least_rows)
         try:
             yield workers
@@ -161,10 +190,9 @@ class WorkerPool:
                 workers = min(fitting, key=lambda workers: workers.capacity)
                 self._free.remove(workers)
                 return workers
-        capacity = min(
-            max(_MIN_CAPACITY, 1 << (rows - 1).bit_length()), self._manifest.decoder.max_positions + LATTICE_ROWS
-        )
-        return SequenceWorkers(self._manifest, self._engines, capacity)
+        most = self._manifest.decoder.max_positions + LATTICE_ROWS
+        capacity = max(rows, min(max(_MIN_CAPACITY, 1 << (rows - 1).bit_length()), most))
+        return SequenceWorkers(self._manifest, self._engines, self._lanes, capacity)
 
 
 def _tapped(manifest: Manifest, boundaries: Sequence[int]) -> list[list[int]]:

@@ -68,12 +68,13 @@ class Candidates:
             order = path
         return order, chances[order]
 
-    def place(self, numbers: Sequence[int], lattice: Lattice) -> int:
-        """Propose candidates, parents first, to the lattice and return the depth of the deepest."""
+    def place(self, numbers: Sequence[int], lattice: Lattice) -> tuple[int, set[Node]]:
+        """Propose candidates, parents first, to the lattice; returns the depth of the deepest, and their nodes."""
         nodes: dict[int, Node] = {ANCHOR: lattice.anchor}
         for number in numbers:
             nodes[number] = lattice.propose(nodes[self._parents[number]], self._tokens[number])
-        return max((self._depths[number] for number in numbers), default=0)
+        del nodes[ANCHOR]
+        return max((self._depths[number] for number in numbers), default=0), {*nodes.values()}
 
 
 class Source(Protocol):

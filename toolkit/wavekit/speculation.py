@@ -1,18 +1,26 @@
 """What a caller says about speculative decoding, and what it is told about how that went."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from wavekit.lattice import LATTICE_ROWS
 from wavekit_engines.errors import MisuseError
 
-Mode = Literal["auto", "draft", "lookup", "draft+lookup", "off"]
+Mode = Literal[
+    "auto", "draft", "lookup", "exits", "draft+lookup", "draft+exits", "lookup+exits", "draft+lookup+exits", "off"
+]
 
-Silence = Literal["no match", "does not pay", "beyond the draft's context", "end of text"]
+Silence = Literal[
+    "no match", "does not pay", "beyond the draft's context", "end of text", "no room", "proposed already"
+]
 """Why nothing was proposed."""
 
 MOST_TOKENS = LATTICE_ROWS - 1
 """Proposed tokens that fit into one pass of the target, beside the token that is certain."""
+
+MOST_NODES = 256
+"""Nodes that may be alive at once: all that eight stages with exits can make."""
 
 _MOST_DEPTH = 32
 _DRAFT_DEPTH = 8
@@ -24,12 +32,18 @@ class Speculation:
 
     Attributes:
         mode: "draft" proposes with the bundle's draft head, "lookup" with what followed the last time the text read
-            alike, "draft+lookup" with both; "auto" is "draft" where the bundle has a head, and "off" where not.
+            alike, "exits" with the exits at the ends of stages, while the stages run at once (DEX); a plus joins them.
+            "auto" is "draft" where the bundle has a head, and "off" where not.
         depth: the most tokens in a row; None: 8 for a draft, as many as ``tokens`` for a lookup.
         top_k: children a token of the draft's tree gets, and tokens of a level that get any; None: what the bundle's
             head scores. 1 makes the tree a chain. Bundles of a precision below fp32 only ever run chains, since
             there a token beside others would come out rounded otherwise than in plain decoding.
         tokens: the most tokens proposed for one pass, 1 to 63.
+        exits: boundaries of the exits that propose; None: all that the bundle has. One alone is single-exit pipelining.
+        decs: a deeper exit passes over what is proposed already and takes its next best.
+        least_probability: exits propose nothing that they think less likely than this.
+        nodes: the most nodes alive at once, 2 to 256; K stages with exits alone reach at most 2^K - 1.
+        selection: for a single exit: it drafts ``nodes`` - 1 tokens before the stages behind it check them all.
         adaptive: propose only as much as pays, by what passes cost on this machine and by what came true so far;
             False proposes as much as the other fields allow, for measurements of acceptance.
 
@@ -40,32 +54,59 @@ class Speculation:
     depth: int | None = None
     top_k: int | None = None
     tokens: int = 60
+    exits: Sequence[int] | None = None
+    decs: bool = True
+    least_probability: float = 0.0
+    nodes: int = LATTICE_ROWS
+    selection: bool = False
     adaptive: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise MisuseError(f"speculate must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
-        for name, most in (("depth", _MOST_DEPTH), ("top_k", MOST_TOKENS), ("tokens", MOST_TOKENS)):
+        for name, least, most in (
+            ("depth", 1, _MOST_DEPTH),
+            ("top_k", 1, MOST_TOKENS),
+            ("tokens", 1, MOST_TOKENS),
+            ("nodes", 2, MOST_NODES),
+        ):
             value = getattr(self, name)
-            if value is None and name != "tokens":
+            if value is None and name in ("depth", "top_k"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise MisuseError(f"{name} of a speculation must be an integer from 1 to {most}, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise MisuseError(f"{name} of a speculation must be an integer from {least} to {most}, not {value!r}")
+        if not 0 <= self.least_probability < 1:
+            raise MisuseError(
+                f"least_probability of a speculation must be at least 0 and below 1, not {self.least_probability!r}"
+            )
+        if self.selection and (self.mode != "exits" or self.exits is None or len(self.exits) != 1):
+            raise MisuseError("selection drafts with a single exit: give mode 'exits' and one boundary as exits")
 
-    def resolved(self, has_draft: bool) -> Mode:
-        """The mode for a bundle with or without a draft head.
+    def resolved(self, has_draft: bool, exits: Sequence[int] = ()) -> Mode:
+        """The mode for a bundle with or without a draft head, and with exits at these boundaries.
 
         Raises:
-            MisuseError: the mode needs a head and there is none.
+            MisuseError: the mode needs a head or exits that are not there.
         """
         if self.mode == "auto":
             return "draft" if has_draft else "off"
+        if "exits" in self.mode:
+            self._check_exits(exits)
         if "draft" in self.mode and not has_draft:
             raise MisuseError(
                 f"speculate={self.mode!r} needs a draft head and this bundle has none: export it with --draft, "
                 "or use 'lookup', which needs none"
             )
         return self.mode
+
+    def _check_exits(self, there: Sequence[int]) -> None:
+        if not there:
+            raise MisuseError(
+                f"speculate={self.mode!r} needs exits and this bundle has none: `wavekit add-exits` adds them to one "
+                "with several stages, `wavekit export --exits` makes one with both"
+            )
+        if missing := [boundary for boundary in self.exits or () if boundary not in there]:
+            raise MisuseError(f"this bundle has no exit at boundary {missing[0]}, only at {', '.join(map(str, there))}")
 
     @property
     def draft_depth(self) -> int:

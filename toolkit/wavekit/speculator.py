@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from wavekit.budget import Budget
-from wavekit.lattice import LATTICE_ROWS, Lattice
+from wavekit.exit_source import ExitSource
+from wavekit.lattice import LATTICE_ROWS, Lattice, Node
 from wavekit.sequence_workers import SequenceWorkers
 from wavekit.sources import Candidates, Source
 from wavekit.speculation import MOST_TOKENS, Silence, SpeculationCounts
 
 
 class Speculator:
-    """Lets sources propose below every new anchor, and runs what pays."""
+    """Lets sources propose below every new anchor, and runs what pays; ``exits`` propose after every stage's pass."""
 
     def __init__(
         self,
@@ -19,32 +20,41 @@ class Speculator:
         budget: Budget | None = None,
         most: int = MOST_TOKENS,
         chain: bool = False,
+        exits: ExitSource | None = None,
     ) -> None:
         """Run at most ``most`` proposals a pass, only one path of them for ``chain``.
 
         Those are run that ``budget`` finds worth it, or all for None.
         """
         self.counts = SpeculationCounts()
-        self._sources = sources
+        self.sources = sources
+        self.exits = exits
+        self._most_nodes = exits.most_nodes if exits is not None else LATTICE_ROWS
         self._budget = budget
         self._most = most
         self._chain = chain
         self._deepest = 0
+        self._placed: set[Node] = set()
 
     def follow(self, text: Sequence[int]) -> None:
         """Another part of the prompt has run."""
-        for source in self._sources:
+        for source in self.sources:
             source.follow(text)
 
     def propose(self, lattice: Lattice, text: Sequence[int], depth: int) -> None:
         """Put proposals below the anchor, at most ``depth`` in a row; once for every anchor, before it is decided."""
-        self._deepest = 0
-        room = min(self._most, LATTICE_ROWS - len(lattice.nodes))
+        self._deepest, self._placed = 0, set()
+        if not self.sources:
+            return
+        room = min(self._most, self._most_nodes - len(lattice.nodes))
         if depth < 1 or room < 1:
-            self._count_silence("end of text")
+            self._count_silence("end of text" if depth < 1 else "no room")
+            return
+        if self._chain and lattice.anchor.children:
+            self._count_silence("proposed already")
             return
         candidates = Candidates(min(depth, room))
-        reasons = [source.propose(candidates, text) for source in self._sources]
+        reasons = [source.propose(candidates, text) for source in self.sources]
         order, chances = candidates.ranked(self._chain)
         count = min(len(order), room)
         if count and self._budget is not None:
@@ -54,14 +64,15 @@ class Speculator:
             self._count_silence(spoken[-1] if spoken and not len(candidates) else "does not pay")
             return
         before = len(lattice.nodes)
-        self._deepest = candidates.place(order[:count], lattice)
+        self._deepest, self._placed = candidates.place(order[:count], lattice)
         self.counts.proposed += len(lattice.nodes) - before
         _count(self.counts.proposed_at, self._deepest)
 
-    def learn(self, committed: Sequence[int], accepted: int) -> None:
-        """After an anchor, these tokens were committed, the first ``accepted`` of them as proposed."""
-        _count(self.counts.accepted_at, min(accepted, self._deepest))
-        for source in self._sources:
+    def learn(self, committed: Sequence[int], nodes: Sequence[Node]) -> None:
+        """After an anchor, these tokens were committed, and these nodes carry them."""
+        accepted = [node in self._placed for node in nodes]
+        _count(self.counts.accepted_at, [*accepted, False].index(False))
+        for source in self.sources:
             source.learn(committed)
 
     def _count_silence(self, reason: Silence) -> None:

@@ -9,8 +9,10 @@ from typing import get_args
 import click
 
 import wavekit
+from wavekit.commands.export import Boundaries
 from wavekit.commands.extras import require
 from wavekit.speculation import Mode
+from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
 
 
@@ -32,12 +34,18 @@ from wavekit_engines.errors import MisuseError
     type=click.Choice(get_args(Mode)),
     default="auto",
     show_default=True,
-    help="Who proposes tokens ahead of the model. Never changes the text; auto: the bundle's draft head, if any.",
+    help="Who proposes tokens before the model has decided. Never changes the text; auto: the draft head, if any.",
 )
 @click.option("--draft-depth", type=int, help="The most tokens proposed in a row.")
 @click.option("--draft-top-k", type=int, help="Children of a token in the draft's tree; 1 makes it a chain.")
 @click.option("--draft-tokens", type=int, help="The most tokens proposed for one pass.")
-@click.option("--threads", type=int, help="Threads an engine may use.  [default: all cores]")
+@click.option("--exits", type=Boundaries(), help="Boundaries of the exits that propose.  [default: all]")
+@click.option("--no-decs", is_flag=True, help="Let a deeper exit repeat what is proposed already.")
+@click.option("--least-probability", type=float, default=0.0, show_default=True, help="Of what an exit proposes.")
+@click.option("--nodes", type=int, help="The most nodes explored at once.")
+@click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
+@click.option("--lanes", type=int, default=1, show_default=True, help="Stages that run at once.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
 def generate(
     bundle: Path,
@@ -56,7 +64,13 @@ def generate(
     draft_depth: int | None,
     draft_top_k: int | None,
     draft_tokens: int | None,
+    exits: tuple[int, ...] | None,
+    no_decs: bool,
+    least_probability: float,
+    nodes: int | None,
     threads: int | None,
+    lanes: int,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Write text with BUNDLE after PROMPT, a file's text, or standard input.
@@ -66,14 +80,20 @@ def generate(
     wavekit generate bundle --chat "What is the capital of France?"
     wavekit generate bundle --file notes.txt --temperature 0.8 --top-p 0.95
     wavekit generate bundle --speculate lookup --file notes.txt
+    wavekit generate bundle --speculate exits --lanes 2 --trace timeline.json "The capital of France is"
     echo "Once upon a time" | wavekit generate bundle --json
     """
     require("onnxruntime", "onnxruntime")
     text = _prompt_text(prompt, file)
-    speculation = wavekit.Speculation(speculate, draft_depth, draft_top_k)
+    speculation = wavekit.Speculation(
+        speculate, draft_depth, draft_top_k, exits=exits, decs=not no_decs, least_probability=least_probability
+    )
     if draft_tokens is not None:
         speculation = dataclasses.replace(speculation, tokens=draft_tokens)
-    llm = wavekit.load(bundle, threads=threads)
+    if nodes is not None:
+        speculation = dataclasses.replace(speculation, nodes=nodes)
+    timeline = wavekit.Timeline() if trace is not None else None
+    llm = wavekit.load(bundle, threads=threads, lanes=lanes)
     stream = llm.stream(
         [{"role": "user", "content": text}] if chat else text,
         max_new_tokens=max_new_tokens,
@@ -85,10 +105,13 @@ def generate(
         seed=seed,
         stop=stop,
         speculate=speculation,
+        timeline=timeline,
     )
     for piece in stream:
         if not as_json:
             click.echo(piece, nl=False)
+    if timeline is not None and trace is not None:
+        write_file(trace, timeline.encode())
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(stream.result), ensure_ascii=False))
     else:
