@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from wavekit.sampling import SamplingParams
 from wavekit.speculation import Mode, Speculation
+from wavekit.timeline import Timeline
 from wavekit_engines.errors import MisuseError
 
 MOST_LOGPROBS = 100
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     regex: str | None
     deadline: float | None
     speculate: Mode | Speculation
+    timeline: Timeline | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class GenerationOptions:
         regex: a regular expression that the whole text must match, in the syntax of Rust's ``regex``; the same extra.
         deadline: seconds from the call on after which the text ends where it is; checked between passes.
         speculate: who proposes tokens ahead of the model, or a `Speculation` with limits too. Never changes the text.
+        timeline: is told when each stage ran.
 
     Raises MisuseError for a value out of range, naming it.
     """
@@ -76,6 +79,7 @@ class GenerationOptions:
     regex: str | None = None
     deadline: float | None = None
     speculate: Mode | Speculation = "auto"
+    timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
         _ = self.sampling  # checks what is its own

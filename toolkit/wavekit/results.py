@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from wavekit.exploration import ExplorationStats
 from wavekit.generation import DecodeStats
 from wavekit.speculation import SpeculationStats
 
@@ -83,4 +84,5 @@ class GenerationResult:
     prompt_tokens: int
     timings: Timings
     speculation: SpeculationStats
+    exploration: ExplorationStats
     logprobs: tuple[TokenLogprobs, ...] = ()

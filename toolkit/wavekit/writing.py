@@ -12,11 +12,13 @@ from time import perf_counter
 
 from wavekit.choice import TargetChoice
 from wavekit.decoder import Decoder, DecodeStats
+from wavekit.exploration import exploration_stats
 from wavekit.results import FinishReason, GenerationResult, Step, Timings
 from wavekit.speculation import Mode, SpeculationStats
 from wavekit.speculator import SpeculatorMaker
 from wavekit.streaming import TextStream
 from wavekit.telemetry import Watch
+from wavekit.timeline import Timeline
 from wavekit.turns import Turns
 
 
@@ -32,6 +34,8 @@ class Job:
     ends: frozenset[int]
     mode: Mode
     maker: SpeculatorMaker | None
+    nodes: int
+    timeline: Timeline | None
     due: float | None
     """When it must have ended, on the clock of `perf_counter`."""
 
@@ -43,8 +47,11 @@ class Writing:
         self.cancelled = threading.Event()
         """Set, from any thread, to end the text before its next tick."""
         self._turns, self._job, self._watch = turns, job, watch
-        self._stats = DecodeStats()
-        self._ticks = decoder.decode(job.prompt, job.choice, job.max_new_tokens, self._stats, job.maker, job.ends)
+        self._stats = DecodeStats(timeline=job.timeline)
+        self._stage_ends = [stage.last for stage in decoder.manifest.stages]
+        self._ticks = decoder.decode(
+            job.prompt, job.choice, job.max_new_tokens, self._stats, job.maker, job.ends, job.nodes
+        )
         self._committed: list[int] = []
         self._written: list[str] = []
         self._waited = 0.0
@@ -134,6 +141,7 @@ class Writing:
             len(job.prompt),
             timings,
             _speculation(job.mode, self._stats, timings, count),
+            exploration_stats(self._stats.exploration, self._stage_ends, self._stats.ticks),
             tuple(job.choice.record[:count]) if job.choice is not None else (),
         )
 
