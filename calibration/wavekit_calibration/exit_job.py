@@ -2,7 +2,7 @@
 
 In the output folder, beside what `training_job` puts there::
 
-    exits/              the exits (see `wavekit_engines.exit_spec`)
+    exits/              the exits (see `wavekit_engines.exit_files`)
     trace.npz           what they would have said on the held-out texts (see `exit_trace`)
 """
 
@@ -37,7 +37,8 @@ from wavekit_calibration.training_job import (
 )
 from wavekit_calibration.training_loop import LoopSettings, Standing, Trainer
 from wavekit_engines.errors import MisuseError
-from wavekit_engines.exit_spec import Exits, ExitSpec, boundary_problem, write_exits
+from wavekit_engines.exit_files import write_exits
+from wavekit_engines.exit_spec import Exits, ExitSpec, boundary_problem
 
 TRACE = "trace.npz"
 _SIZED_TEXTS = 16

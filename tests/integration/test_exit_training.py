@@ -27,7 +27,8 @@ from wavekit_calibration.readout import Readout
 from wavekit_calibration.training_loop import LoopSettings, Standing, Trainer
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError, WavekitError
-from wavekit_engines.exit_spec import ExitSpec, read_exits
+from wavekit_engines.exit_files import read_exits
+from wavekit_engines.exit_spec import ExitSpec
 from wavekit_engines.families import decoder_spec
 
 TEXTS = [

@@ -11,7 +11,8 @@ import pytest
 
 from wavekit_engines.draft_formats.tensors import StoredTensor, read_tensors, write_safetensors
 from wavekit_engines.errors import CheckpointError, MisuseError, WavekitError
-from wavekit_engines.exit_spec import Exits, ExitSpec, read_exits, write_exits
+from wavekit_engines.exit_files import read_exits, write_exits
+from wavekit_engines.exit_spec import Exits, ExitSpec
 
 SPEC = ExitSpec(
     boundaries=(2, 5), target_layers=7, hidden_size=6, vocab_size=20, exit_vocab_size=4, norm_eps=1e-5, rank=3

@@ -26,7 +26,7 @@ def add_exits(bundle: Path, exits: Path, exit_precision: Precision | None, force
     \b
     wavekit add-exits bundle ./exits/exits
     """
-    require("add-exits", "onnx_ir")
+    require("export", "onnx_ir")
     from wavekit_engines import exit_export
 
     before = open_bundle(bundle, check_hashes=False).manifest

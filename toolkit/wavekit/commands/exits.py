@@ -6,7 +6,8 @@ import click
 
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.exit_spec import Exits, read_exits
+from wavekit_engines.exit_files import read_exits
+from wavekit_engines.exit_spec import Exits
 
 EXIT_PRECISION_HELP = "Of the exits.  [default: int8 with fp32, otherwise that of the head]"
 
