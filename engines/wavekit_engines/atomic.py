@@ -40,7 +40,7 @@ def atomic_directory(path: Path, replace: bool = False, needed_bytes: int = 0) -
         with _undisturbed():
             _take_name(partial, path, replace)
     except OSError as error:
-        raise WavekitError(_reason(error, path)) from error
+        raise WavekitError(_reason(error, path, "nothing was left of it")) from error
     finally:
         with _undisturbed():
             _clean_up(partial, new_parents)
@@ -76,7 +76,7 @@ def atomic_update(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Pa
             with _undisturbed():
                 _move_in(partial, folder, last)
         except OSError as error:
-            raise WavekitError(_reason(error, folder / last)) from error
+            raise WavekitError(_reason(error, folder, "it is as it was")) from error
         finally:
             with _undisturbed():
                 shutil.rmtree(partial, ignore_errors=True)
@@ -123,7 +123,7 @@ def write_file(file: Path, content: bytes) -> None:
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise WavekitError(_reason(error, file)) from None
+        raise WavekitError(_reason(error, file, "nothing was left of it")) from None
 
 
 def _flush(path: Path) -> None:
@@ -178,10 +178,10 @@ def _clean_up(partial: Path, new_parents: Sequence[Path]) -> None:
             parent.rmdir()
 
 
-def _reason(error: OSError, path: Path) -> str:
+def _reason(error: OSError, path: Path, outcome: str) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {path.parent} is full and nothing was left on it; make room"
-    return f"cannot write {path}: {error.strerror or error}; nothing was left of it"
+    return f"cannot write {path}: {error.strerror or error}; {outcome}"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """``wavekit inspect``: what is in a bundle, in 100 columns."""
 
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -7,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import click
 
 from wavekit.commands.formatting import millions, size, table
-from wavekit_engines.bundle import DraftInfo, GraphInfo, Manifest, TensorInfo, open_bundle
+from wavekit_engines.bundle import GRAPHS, DraftInfo, ExitsInfo, GraphInfo, Manifest, TensorInfo, open_bundle
 
 _CACHE = ("key_", "value_")
 _WIDTH = 100
@@ -18,7 +19,7 @@ _INDENT = 12
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show the stages of BUNDLE and its draft head: layers, parameters, bytes, taps, inputs and outputs.
+    """Show the stages of BUNDLE, its draft head and exits: layers, parameters, bytes, taps, inputs and outputs.
 
     \b
     wavekit inspect bundle
@@ -46,6 +47,8 @@ def _summary(manifest: Manifest) -> Iterator[str]:
     yield _paragraph("taps", _listed(manifest.taps) or "none")
     if manifest.draft is not None:
         yield _paragraph("draft", _draft_summary(manifest.draft))
+    if manifest.exits is not None:
+        yield _paragraph("exits", _exits_summary(manifest.exits))
     yield _paragraph("made", f"{made.created} by {made.command or 'the Python API'}")
 
 
@@ -55,6 +58,16 @@ def _draft_summary(draft: DraftInfo) -> str:
     return (
         f"boundaries {_listed(draft.spec.boundaries)}, vocabulary {draft.spec.draft_vocab_size}, "
         f"{draft.precision}{head}, best {draft.top_k} of a row{made}"
+    )
+
+
+def _exits_summary(exits: ExitsInfo) -> str:
+    spec = exits.spec
+    adapters = f"adapters of rank {spec.rank}" if spec.rank else "no adapters"
+    made = f"; {exits.origin}" if exits.origin else ""
+    return (
+        f"boundaries {_listed(spec.boundaries)}, {adapters}, vocabulary {spec.exit_vocab_size}, {exits.precision}, "
+        f"best {exits.top_k} of a row{made}; stored {exits.created} by {exits.command or 'the Python API'}"
     )
 
 
@@ -80,12 +93,21 @@ def _part_table(manifest: Manifest) -> str:
         # Their weights are counted without the tables of the vocabulary that other parts have.
         own = manifest.files[str(PurePosixPath(graph.file).with_suffix(".weights"))].bytes
         rows.append(_row(part, "-", graph.parameters, own, "-"))
+    if manifest.exits is not None:
+        rows.append(_exits_row(manifest.exits, manifest))
     return table(("part", "layers", "parameters", "weights", "taps"), rows, right=frozenset({2, 3}))
 
 
 def _optional_parts(manifest: Manifest) -> list[tuple[str, GraphInfo]]:
     draft = manifest.draft.graph if manifest.draft is not None else None
     return [(part, graph) for part, graph in (("greedy head", manifest.greedy_head), ("draft", draft)) if graph]
+
+
+def _exits_row(exits: ExitsInfo, manifest: Manifest) -> tuple[str, ...]:
+    spec = exits.spec
+    parameters = sum(math.prod(shape) for shape in spec.weight_shapes().values())
+    own = sum(info.bytes for file, info in manifest.files.items() if file.startswith(f"{GRAPHS}/exits"))
+    return _row("exits", "-", parameters + spec.exit_vocab_size * spec.hidden_size, own, "-")
 
 
 def _row(name: str, layers: str, parameters: int, weight_bytes: int, taps: str) -> tuple[str, ...]:
@@ -97,6 +119,8 @@ def _tensor_table(manifest: Manifest) -> str:
         (f"stage {number}", stage.graph) for number, stage in enumerate(manifest.stages)
     ]
     parts += [("head", manifest.head), *_optional_parts(manifest)]
+    if manifest.exits is not None:
+        parts.append(("each exit", manifest.exits.graphs[0]))
     rows = []
     for part, graph in parts:
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
