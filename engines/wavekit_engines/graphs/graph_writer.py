@@ -24,6 +24,8 @@ AttributeValue = int | float | str | Sequence[int]
 DTYPES: dict[str, ir.DataType] = {
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "int4": ir.DataType.INT4,
     "int8": ir.DataType.INT8,
     "int32": ir.DataType.INT32,
     "int64": ir.DataType.INT64,
@@ -59,6 +61,8 @@ class WeightFile:
     def add(self, name: str, dtype: str, shape: Sequence[int], blocks: Iterable[npt.NDArray[np.generic]]) -> None:
         """Append one tensor from consecutive C-contiguous blocks that together fill ``shape``.
 
+        Blocks of int4 are uint8, two values a byte with the earlier one in the low half.
+
         Raises:
             ValueError: the name is taken, or the blocks do not add up to the shape.
         """
@@ -66,11 +70,12 @@ class WeightFile:
             raise ValueError(f"weight {name!r} is written twice")
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
-        expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        expected = -(-int(np.prod(shape)) * DTYPES[dtype].bitwidth // 8)
+        held = np.dtype("uint8" if dtype == "int4" else dtype)
         for block in blocks:
-            if block.dtype != np.dtype(dtype):
+            if block.dtype != held:
                 raise ValueError(f"weight {name!r} holds {dtype}, a block has {block.dtype}")
-            self._file.write(np.ascontiguousarray(block).data)
+            self._file.write(np.ascontiguousarray(block).view(np.uint8).data)
         length = self._file.tell() - offset
         if length != expected:
             raise ValueError(f"weight {name!r} needs {expected} bytes, its blocks have {length}")
@@ -171,14 +176,14 @@ class GraphWriter:
         self._nodes.append(node)
         return node.outputs
 
-    def save(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def save(self, path: Path, metadata: Mapping[str, str], opset: int = OPSET) -> None:
         """Write the graph file. The weight file must have been closed, or be closed before the graph is loaded."""
         graph = ir.Graph(
             self._inputs,
             self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports={"": OPSET, MICROSOFT: 1},
+            opset_imports={"": opset, MICROSOFT: 1},
             name=self.name,
         )
         model = ir.Model(graph, ir_version=IR_VERSION, producer_name="wavekit", metadata_props=dict(metadata))
