@@ -112,8 +112,8 @@ def _divergence(
         position=at,
         expected=ours,
         found=theirs,
-        expected_text=_token_text(llm, ours),
-        found_text=_token_text(llm, theirs),
+        expected_text=token_text(llm, ours),
+        found_text=token_text(llm, theirs),
         margin=margin,
         tolerance=allowed,
         explained=margin is not None and allowed > 0 and margin <= allowed,
@@ -135,7 +135,8 @@ def _margin(
     return float(np.abs(edges - draw).min()), min(1.0, tolerance / params.temperature)
 
 
-def _token_text(llm: LLM, token: int) -> str:
+def token_text(llm: LLM, token: int) -> str:
+    """A token as a reader sees it."""
     if token < 0:
         return "end of text"
     return llm.tokenizer.decode([token], skip_special_tokens=False) if llm.tokenizer is not None else f"#{token}"

@@ -58,6 +58,10 @@ class Passes:
         rows = (states[at : at + _HEAD_ROWS] for at in range(0, len(states), _HEAD_ROWS))
         return np.concatenate([self._workers.logits(part).copy() for part in rows])
 
+    def best(self, states: Array) -> Array:
+        """The greedy choice int64 [S] after states [S, H], each asked for by itself as in decoding."""
+        return np.concatenate([self._workers.best(states[row : row + 1]).copy() for row in range(len(states))])
+
     def keep(self, start: int, rows: Sequence[int]) -> None:
         """Keep cache rows below ``start`` and, after them, ``rows``."""
         for worker in self._workers.stages:

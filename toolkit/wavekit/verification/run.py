@@ -10,7 +10,7 @@ from wavekit.verification.distribution import check_distribution
 from wavekit.verification.findings import Check, Findings, Group, PromptFacts, Subject
 from wavekit.verification.lossless import Told, compare_ways, plain_texts
 from wavekit.verification.prompts import Sample
-from wavekit.verification.stepwise import SamePasses, check_passes
+from wavekit.verification.stepwise import SamePasses, check_greedy_head, check_passes
 from wavekit.verification.tokens import check_tokens
 from wavekit.verification.tolerances import TIE, rounds
 from wavekit_engines.errors import WavekitError
@@ -62,6 +62,7 @@ def _passes(llm: LLM, texts: Texts, found: Findings, told: Told) -> SamePasses:
     except WavekitError as error:
         passes = SamePasses((Check("engines", "one token at a time", "FAIL", str(error)),), 0.0)
     found.checks += passes.checks
+    found.checks += guarded("engines", "greedy head", lambda: [check_greedy_head(llm.decoder, chosen[-1])])
     return passes
 
 

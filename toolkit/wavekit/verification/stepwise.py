@@ -17,7 +17,7 @@ from wavekit.verification.tolerances import tolerance_of
 from wavekit_engines.engine import Array
 
 STEPS, MOVED_BY = 12, 64
-_BRANCH, _CHUNK = 3, 512
+_BRANCH, _CHUNK, _GREEDY_ROWS = 3, 512, 32
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,23 @@ def check_passes(decoder: Decoder, texts: Sequence[Sequence[int]]) -> SamePasses
     if moved:
         checks.append(_joined("at other positions", moved, allowed, "the same logits: attention knows distances only"))
     return SamePasses(tuple(checks), max((one.absolute for one in steps if one.fault is None), default=0.0))
+
+
+def check_greedy_head(decoder: Decoder, text: Sequence[int]) -> Check:
+    """The head for greedy choice, row by row, against the best of the logits; skipped where there is none."""
+    if decoder.manifest.greedy_head is None:
+        return Check("engines", "greedy head", "skipped", "the bundle has none")
+    with passes(decoder, len(text)) as one:
+        states = one.prompt(text, min(len(text), _GREEDY_ROWS))
+        best, expected = one.best(states), one.logits(states).argmax(axis=1)
+    wrong = np.flatnonzero(best != expected)
+    if wrong.size:
+        says = (
+            f"it gives another token than the logits do in {wrong.size} of {len(best)} rows, the first "
+            f"{best[wrong[0]]} instead of {expected[wrong[0]]}: its copy of the head is not the head's"
+        )
+        return Check("engines", "greedy head", "FAIL", says)
+    return Check("engines", "greedy head", "pass", f"the best token of the logits in {len(best)} rows")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Tolerance:
     logits: float | None
 
 
-_FP32 = Tolerance(passes=1e-4, layer=1e-3, drift=1e-3, logits=1e-3)
+_FP32 = Tolerance(passes=1e-4, layer=1e-4, drift=1e-3, logits=1e-3)
 _FP16 = Tolerance(passes=2e-2, layer=5e-2, drift=5e-2, logits=5e-2)
 _INT8 = Tolerance(passes=1e-1, layer=2.5e-1, drift=None, logits=None)
 _INT4 = Tolerance(passes=1.5e-1, layer=6e-1, drift=None, logits=None)
