@@ -147,16 +147,25 @@ class SequenceWorkers:
             hidden = np.repeat(hidden, self._least_rows, axis=0)
         return ask(hidden)[:count]
 
-    def prefill(self, tokens: Sequence[int], chunk: int = PREFILL_CHUNK) -> Iterator[Array]:
-        """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H]."""
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        chunk: int = PREFILL_CHUNK,
+        listen: Callable[[int, Array], None] = lambda stage, hidden: None,
+    ) -> Iterator[Array]:
+        """Run tokens that follow each other, ``chunk`` at a time; yields the last boundary of each chunk [S, H].
+
+        ``listen`` is told the last boundary of every stage, by number, before the next stage runs.
+        """
         start = self.stages[0].length
         for offset in range(0, len(tokens), chunk):
             x: Array = np.array(tokens[offset : offset + chunk], np.int64)
             positions = np.arange(start + offset, start + offset + len(x))
-            for worker in self.stages:
+            for stage, worker in enumerate(self.stages):
                 worker.load(x, positions)
                 worker.run()
                 x = worker.output(worker.stage.last)
+                listen(stage, x)
             yield x
 
 

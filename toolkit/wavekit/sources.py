@@ -68,6 +68,10 @@ class Candidates:
             order = path
         return order, chances[order]
 
+    def chain(self) -> list[int]:
+        """The tokens of the likeliest path."""
+        return [self._tokens[number] for number in self.ranked(chain=True)[0]]
+
     def place(self, numbers: Sequence[int], lattice: Lattice) -> tuple[int, set[Node]]:
         """Propose candidates, parents first, to the lattice; returns the depth of the deepest, and their nodes."""
         nodes: dict[int, Node] = {ANCHOR: lattice.anchor}

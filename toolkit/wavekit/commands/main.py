@@ -21,6 +21,7 @@ COMMANDS = (
     "calibrate",
     "train",
     "convert-draft",
+    "record",
     "simulate",
     "plan",
     "export",
