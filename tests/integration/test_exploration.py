@@ -4,6 +4,7 @@ Random exits are hardly ever right and make the widest lattices; `Informed` exit
 propose it with a chance, among wrong tokens, so that rows of all ages move through caches, masks and taps.
 """
 
+import os
 import random
 import threading
 from collections.abc import Sequence
@@ -207,3 +208,21 @@ def test_texts_of_several_threads_share_the_lanes(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [found[number] for number in range(4)] == alone
+
+
+@pytest.mark.parametrize("llm", ["four-stages"], indirect=True)
+def test_hundreds_of_texts_leave_no_threads_and_no_memory_behind(llm: LLM) -> None:
+    def write(count: int) -> None:
+        for seed in range(count):
+            llm.generate(tokens(seed, 5), max_new_tokens=6, speculate="draft+exits", temperature=0.8, seed=seed)
+
+    write(20)
+    threads, before = threading.active_count(), _resident()
+    write(200)
+    assert threading.active_count() == threads
+    assert _resident() - before < 4 << 20
+
+
+def _resident() -> int:
+    """Bytes of memory in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
