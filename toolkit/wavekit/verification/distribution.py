@@ -17,7 +17,7 @@ from wavekit.verification.findings import Check
 from wavekit.verification.passes import passes
 from wavekit_engines.engine import Array
 
-_SEEDS, _POSITIONS, _MOST_CELLS, _LEAST_EXPECTED = 2000, 3, 20, 5.0
+_SEEDS, _POSITIONS, _MOST_CELLS, _LEAST_EXPECTED = 1000, 3, 20, 5.0
 _LEAST_CHANCE = 1e-5
 """A correct sampler fails one of 100,000 such tests."""
 
