@@ -9,6 +9,7 @@ caller's business.
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from wavekit_engines.errors import MisuseError, UnsupportedModelError
@@ -71,6 +72,25 @@ class TextStream:
         if self._stops.matched is not None:
             return ""
         return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+def token_bytes(tokenizer: TokenDecoder, token_id: int) -> bytes:
+    """The bytes that one token stands for inside a text, which need not be whole characters; a special token's name.
+
+    Nothing for an id that the vocabulary does not have.
+    """
+    token = tokenizer.token(token_id)
+    if token is None:
+        return b""
+    if token_id not in tokenizer.special_ids and tokenizer.decoder_steps:
+        if tokenizer.decoder_steps[0]["type"] == "ByteLevel":
+            with suppress(KeyError):  # an added token, spelled as it reads
+                return bytes(_BYTE_OF[character] for character in token)
+        elif _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:-1], 16)])
+        else:
+            token = token.replace("\u2581", " ")
+    return token.encode()
 
 
 class StopStrings:

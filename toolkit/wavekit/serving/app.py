@@ -1,0 +1,114 @@
+"""The routes of the server."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from wavekit import __version__
+from wavekit.llm import LLM
+from wavekit.serving.answers import ChatAnswer, CompletionAnswer
+from wavekit.serving.bodies import Body, ChatBody, CompletionBody
+from wavekit.serving.errors import ApiError, no_route, not_valid, refused
+from wavekit.serving.guard import Guard
+from wavekit.serving.service import Service
+from wavekit_engines.errors import MisuseError, WavekitError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server lets through.
+
+    ``running`` texts are written at a time, ``waiting`` more requests may be there; ``max_body`` in bytes; a text takes
+    at most ``seconds``, the time that its request waits included, if that is set.
+    """
+
+    running: int = 4
+    waiting: int = 64
+    max_body: int = 1 << 20
+    seconds: float | None = None
+
+
+def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str | None = None) -> FastAPI:
+    """The server of a loaded bundle under the name ``model``; an ASGI application, to be mounted or run.
+
+    ``llm`` must have been opened with a concurrency of ``limits.running``. The application's ``state.service`` ends
+    texts when the program does.
+
+    Raises:
+        MisuseError: the bundle has no tokenizer.
+    """
+    limits = limits or Limits()
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise MisuseError("this bundle has no tokenizer, and a server answers in text: export it with one")
+    service = Service(llm, limits.running, limits.waiting)
+    ends = frozenset(llm.manifest.generation.stop_token_ids)
+    # The pages about the API that FastAPI makes would load scripts from elsewhere.
+    app = FastAPI(title="wavekit", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for kind, handler in (
+        (ApiError, refused),
+        (WavekitError, refused),
+        (RequestValidationError, not_valid),
+        (HTTPException, no_route),
+    ):
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Guard, api_key=api_key, max_body=limits.max_body, answered=service.metrics.answered)
+    started = int(time.time())
+    context = llm.decoder.spec.max_positions
+
+    def form(body: Body, kind: type[ChatAnswer] | type[CompletionAnswer]) -> Any:
+        return kind(model, tokenizer, ends, body.wavekit.steps, body.include_usage)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody) -> Response:
+        body.check(model)
+        options = body.options(context, limits.seconds)
+        return await service.answer(body.prompt, options, form(body, ChatAnswer), body.stream)
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionBody) -> Response:
+        body.check(model)
+        options = body.options(context, limits.seconds)
+        return await service.answer(body.only_prompt, options, form(body, CompletionAnswer), body.stream)
+
+    card = {"id": model, "object": "model", "created": started, "owned_by": "wavekit", "context_length": context}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != model:
+            raise ApiError(404, f"the model {name!r} is not here; {model!r} is", code="model_not_found")
+        return card
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        draining = service.admission.draining
+        return JSONResponse({"status": "stopping" if draining else "ok", "model": model}, 503 if draining else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+    @app.get("/", response_class=HTMLResponse)
+    async def built_in_page() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
+
+    return app
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+"""The page may talk to this server and to nobody else."""

@@ -1,0 +1,215 @@
+"""The bodies of requests, and what they ask of a generation.
+
+Fields that would change the answer and are not served are refused by name; unknown ones are ignored, as clients send
+fields that only say who they are. Knows the form of the API and `wavekit.options`, no engine and no HTTP.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from wavekit.llm import Prompt
+from wavekit.options import Options
+from wavekit.serving.errors import ApiError
+from wavekit.speculation import Mode
+
+_MOST_STOPS = 16
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+}
+"""Fields that are not served, and the values that ask for nothing."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream holds besides text."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(BaseModel):
+    """A schema by name."""
+
+    name: str = "schema"
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """The shape of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Extension(BaseModel):
+    """What this server does beside the API."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    speculate: Mode = "auto"
+    regex: str | None = None
+    steps: bool = False
+    """Tell in every chunk of a stream which tokens a tick committed, and which had been proposed."""
+
+
+class Body(BaseModel):
+    """What chat and text completions have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0)
+    min_tokens: int = Field(0, ge=0)
+    wavekit: Extension = Extension()
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self, model: str) -> None:
+        """Refuse what is not served.
+
+        Raises:
+            ApiError: another model, or a field that is not served.
+        """
+        if self.model != model:
+            raise ApiError(
+                404, f"the model {self.model!r} is not here; {model!r} is", param="model", code="model_not_found"
+            )
+        for name, value in (self.model_extra or {}).items():
+            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+                raise ApiError(
+                    400, f"{name} is not served here: leave it out", param=name, code="unsupported_parameter"
+                )
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options goes with stream only", param="stream_options")
+
+    def options(self, default_tokens: int, seconds: float | None) -> Options:
+        """The keywords of a generation.
+
+        Raises:
+            ApiError: too many stop strings.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > _MOST_STOPS:
+            raise ApiError(400, f"{len(stops)} stop strings are too many; at most {_MOST_STOPS}", param="stop")
+        tokens = self.max_tokens or default_tokens
+        return {
+            "max_new_tokens": tokens,
+            "min_tokens": min(self.min_tokens, tokens),
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": secrets.randbits(63) if self.seed is None else self.seed % 2**64,
+            "stop": stops,
+            "regex": self.wavekit.regex,
+            "speculate": self.wavekit.speculate,
+            "deadline": seconds,
+        }
+
+
+class Message(BaseModel):
+    """One message of a chat; fields that only a template knows stay."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(Body):
+    """A chat completion."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The messages, as a chat template takes them.
+
+        Raises:
+            ApiError: content that is not text.
+        """
+        return [_plain(message, number) for number, message in enumerate(self.messages)]
+
+    def options(self, default_tokens: int, seconds: float | None) -> Options:
+        """See `Body.options`."""
+        options = super().options(self.max_completion_tokens or default_tokens, seconds)
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs is not None:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        shape = self.response_format
+        if shape is not None and shape.type == "json_object":
+            options["json_schema"] = {"type": "object"}
+        elif shape is not None and shape.type == "json_schema":
+            if shape.json_schema is None:
+                raise ApiError(400, "response_format lacks its json_schema", param="response_format.json_schema")
+            options["json_schema"] = shape.json_schema.schema_
+        return options
+
+
+class CompletionBody(Body):
+    """A text completion."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def only_prompt(self) -> Prompt:
+        """The one prompt.
+
+        Raises:
+            ApiError: several.
+        """
+        if isinstance(self.prompt, str) or all(isinstance(part, int) for part in self.prompt):
+            return self.prompt  # type: ignore[return-value]  # text or token ids
+        if len(self.prompt) != 1:
+            raise ApiError(400, f"{len(self.prompt)} prompts in one request: send a request each", param="prompt")
+        only: Any = self.prompt[0]
+        return only  # type: ignore[no-any-return]
+
+    def options(self, default_tokens: int, seconds: float | None) -> Options:
+        """See `Body.options`."""
+        return {**super().options(default_tokens, seconds), "logprobs": self.logprobs}
+
+
+def _plain(message: Message, number: int) -> Mapping[str, Any]:
+    """A message whose content is one text."""
+    content = message.content
+    if isinstance(content, list):
+        parts = [part.get("text") if part.get("type") == "text" else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            where = f"messages.{number}.content"
+            raise ApiError(400, f"{where} holds more than text, and nothing else is understood here", param=where)
+        content = "".join(part for part in parts if part)
+    return {**message.model_dump(exclude_none=True), "content": content or ""}
