@@ -99,8 +99,8 @@ def subject_of(llm: LLM, bundle: Path, checkpoint: str | None, draft: str | None
         precision=manifest.engine.precision,
         head_precision=manifest.engine.head_precision,
         draft_boundaries=manifest.draft.spec.boundaries if manifest.draft is not None else (),
-        checkpoint=Path(checkpoint).name if checkpoint is not None else None,
-        draft=Path(draft).name if draft is not None else None,
+        checkpoint=checkpoint,
+        draft=draft,
     )
 
 
