@@ -194,7 +194,7 @@ def simulate(
     costs = costs_of(llm, ends[-1], plain)
     at = tuple(number for number, end in enumerate(ends) if end in llm.decoder.exit_boundaries)
     middle = at[len(at) // 2]
-    settings = {
+    settings: dict[str, tuple[DexStages, np.ndarray[Any, Any] | None]] = {
         "DEX": (DexStages(ends, True, at), None),
         "DEX without DECS": (DexStages(ends, False, at), None),
         f"pipelining at {ends[middle]}": (DexStages(ends, False, (middle,)), None),

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavekit.commands.extras import require
-from wavekit.commands.progress import Steps
 from wavekit.commands.train_exits import exits
 from wavekit.commands.training_options import (
     LOOP_FIELDS,
@@ -16,6 +14,7 @@ from wavekit.commands.training_options import (
     job_fields,
     loop_options,
     parse_boundaries,
+    run_job,
     run_options,
     text_options,
 )
@@ -47,7 +46,7 @@ train.add_command(exits)
 @text_options
 @click.option("--draft-vocab", default=8192, show_default=True, help="Most frequent tokens that the head can draft.")
 @click.option("--steps-ahead", default=5, show_default=True, help="Tokens that training looks ahead.")
-@loop_options("tau", learning_rate=5e-4)
+@loop_options("tau", learning_rate=1.5e-3)
 @click.option("--format", type=click.Choice(["speculators", "specforge", "modelopt", "eagle"]), default="speculators",
               show_default=True, help="Checkpoint format of the head.")  # fmt: skip
 @run_options
@@ -63,26 +62,12 @@ def draft(model: str, out: Path, **options: Any) -> None:
     wavekit train draft ./SmolLM2-135M-Instruct --taps 2,15,27 -o draft --prompts mine.jsonl --max-minutes 60
     """
     check_options(options)
-    require("demo", "torch", "transformers", "matplotlib", "onnxruntime", "onnx_ir")
-    import torch
-
-    from wavekit.commands.training_texts import engine_writer
     from wavekit_calibration.draft_job import train_draft
-    from wavekit_calibration.processes import Processes
 
-    if options["threads"]:
-        torch.set_num_threads(options["threads"])
-    job = _job(model, out, options)
-    out.mkdir(parents=True, exist_ok=True)
-    steps = Steps("training a draft")
-    try:
-        _, record = train_draft(
-            job, lambda: engine_writer(model, out, job.boundaries, options["threads"], steps), steps, _Shown(steps)
-        )
-    finally:
-        steps.clear()
-    if not Processes().is_first:
+    found = run_job(train_draft, _job(model, out, options), options["threads"], "training a draft", _line)
+    if found is None:
         return
+    _, record = found
     shares = ", ".join(f"{share:.0%}" for share in record.acceptance)
     click.echo(f"held-out tau {record.tau:.2f} (plain decoding: 1.00); accepted by position {shares}")
     click.echo(f"{record.answer_tokens} tokens of text, {record.steps} steps, {record.minutes:.0f} minutes of training")
@@ -116,17 +101,9 @@ def _boundaries(model: str, calibration: Path | None, taps: str | None) -> tuple
     return parse_boundaries("--taps", taps)
 
 
-class _Shown:
-    """Tells each look at the held-out texts on a line of its own."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __call__(self, look: "Look") -> None:
-        self._steps.clear()
-        shares = " ".join(f"{100 * share:.0f}" for share in look.acceptance)
-        click.echo(
-            f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
-            f"held-out tau {look.tau:.3f}, accepted by position {shares} %",
-            err=True,
-        )
+def _line(look: "Look") -> str:
+    shares = " ".join(f"{100 * share:.0f}" for share in look.acceptance)
+    return (
+        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
+        f"held-out tau {look.tau:.3f}, accepted by position {shares} %"
+    )

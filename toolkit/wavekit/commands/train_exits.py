@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wavekit.commands.extras import require
-from wavekit.commands.progress import Steps
 from wavekit.commands.training_options import (
     LOOP_FIELDS,
     PATH,
@@ -15,6 +13,7 @@ from wavekit.commands.training_options import (
     job_fields,
     loop_options,
     parse_boundaries,
+    run_job,
     run_options,
     text_options,
 )
@@ -56,25 +55,11 @@ def exits(model: str, out: Path, **options: Any) -> None:
     check_options(options)
     if options["no_adapter"] and options["rank"]:
         raise MisuseError("--rank and --no-adapter exclude each other")
-    require("demo", "torch", "transformers", "matplotlib", "onnxruntime", "onnx_ir")
-    import torch
-
-    from wavekit.commands.training_texts import engine_writer
     from wavekit_calibration.exit_job import TRACE, train_exits
-    from wavekit_calibration.processes import Processes
 
-    if options["threads"]:
-        torch.set_num_threads(options["threads"])
-    job = _job(model, out, options)
-    out.mkdir(parents=True, exist_ok=True)
-    steps = Steps("training exits")
-    try:
-        made, record = train_exits(
-            job, lambda: engine_writer(model, out, job.boundaries, options["threads"], steps), steps, _Shown(steps)
-        )
-    finally:
-        steps.clear()
-    if Processes().is_first:
+    found = run_job(train_exits, _job(model, out, options), options["threads"], "training exits", _line)
+    if found is not None:
+        made, record = found
         _tell(record)
         depths = ",".join(map(str, (*made.spec.boundaries, made.spec.target_layers)))
         click.echo(f"next: wavekit simulate {shlex.quote(str(out / TRACE))} --depths {depths}")
@@ -127,17 +112,9 @@ def _tell(record: "ExitRecord") -> None:
         )
 
 
-class _Shown:
-    """Tells each look at the held-out texts on a line of its own."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __call__(self, look: "ExitLook") -> None:
-        self._steps.clear()
-        shares = " ".join(f"{100 * share:.0f}" for share in look.agreement)
-        click.echo(
-            f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
-            f"agreement by exit {shares} %, speed-up in ticks {look.speed_up:.3f}",
-            err=True,
-        )
+def _line(look: "ExitLook") -> str:
+    shares = " ".join(f"{100 * share:.0f}" for share in look.agreement)
+    return (
+        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
+        f"agreement by exit {shares} %, speed-up in ticks {look.speed_up:.3f}"
+    )

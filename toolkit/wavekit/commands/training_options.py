@@ -1,14 +1,21 @@
-"""Options that every kind of training has, and how they become a job's fields."""
+"""Options that every kind of training has, how they become a job's fields, and how a job is run."""
 
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from wavekit.commands.extras import require
+from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError
+
+if TYPE_CHECKING:
+    from wavekit_calibration.draft_texts import TextWriter
+    from wavekit_calibration.measure import Progress
+    from wavekit_calibration.training_job import TrainingJob
 
 PATH = click.Path(path_type=Path)
 LOOP_FIELDS = ("epochs", "batch_size", "learning_rate", "evaluate_every", "patience", "precision", "seed")
@@ -17,6 +24,10 @@ _JOB_FIELDS = (
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Job = TypeVar("Job", bound="TrainingJob")
+Look = TypeVar("Look")
+Made = TypeVar("Made")
+Record = TypeVar("Record")
 
 
 def text_options(command: Command) -> Command:
@@ -77,13 +88,43 @@ def run_options(command: Command) -> Command:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Refuse what contradicts itself.
+    """Refuse what contradicts itself, and an installation that cannot train.
 
     Raises:
         MisuseError: saying so.
     """
     if options["resume"] and options["restart"]:
         raise MisuseError("--resume and --restart exclude each other")
+    require("demo", "torch", "transformers", "matplotlib", "onnxruntime", "onnx_ir")
+
+
+def run_job(
+    train: "Callable[[Job, Callable[[], TextWriter], Progress, Callable[[Look], None]], tuple[Made, Record]]",
+    job: Job,
+    threads: int | None,
+    label: str,
+    line: Callable[[Look], str],
+) -> tuple[Made, Record] | None:
+    """Run a job with progress, each look at the held-out texts told in a line; None but in the first process."""
+    import torch
+
+    from wavekit.commands.training_texts import engine_writer
+    from wavekit_calibration.processes import Processes
+
+    if threads:
+        torch.set_num_threads(threads)
+    job.out.mkdir(parents=True, exist_ok=True)
+    steps = Steps(label)
+
+    def report(look: Look) -> None:
+        steps.clear()
+        click.echo(line(look), err=True)
+
+    try:
+        found = train(job, lambda: engine_writer(job.model, job.out, job.boundaries, threads, steps), steps, report)
+    finally:
+        steps.clear()
+    return found if Processes().is_first else None
 
 
 def job_fields(model: str, out: Path, options: dict[str, Any]) -> dict[str, Any]:
