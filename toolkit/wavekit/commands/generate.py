@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -14,6 +14,9 @@ from wavekit.commands.extras import require
 from wavekit.speculation import Mode
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
+
+if TYPE_CHECKING:
+    from wavekit.results import GenerationResult
 
 
 @click.command()
@@ -46,6 +49,7 @@ from wavekit_engines.errors import MisuseError
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
 @click.option("--lanes", type=int, default=1, show_default=True, help="Stages that run at once.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
+@click.option("--stats", is_flag=True, help="Tell on standard error how the text was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
 def generate(
     bundle: Path,
@@ -71,6 +75,7 @@ def generate(
     threads: int | None,
     lanes: int,
     trace: Path | None,
+    stats: bool,
     as_json: bool,
 ) -> None:
     """Write text with BUNDLE after PROMPT, a file's text, or standard input.
@@ -116,6 +121,25 @@ def generate(
         click.echo(json.dumps(dataclasses.asdict(stream.result), ensure_ascii=False))
     else:
         click.echo()
+    if stats:
+        click.echo(_told(stream.result), err=True)
+
+
+def _told(result: "GenerationResult") -> str:
+    """How a text was written, in a few lines."""
+    timings, speculation, exploration = result.timings, result.speculation, result.exploration
+    commits = ", ".join(f"{count} {name}" for name, count in exploration.commits.items())
+    lines = [
+        f"{len(result.token_ids)} tokens, {timings.tokens_per_second:.1f} a second after the first; "
+        f"{speculation.passes} passes, {speculation.tau:.2f} tokens each",
+        f"{exploration.ticks} ticks, {exploration.ticks_per_token:.2f} a token; proposed first by: {commits}",
+        f"{exploration.explored} nodes explored, {exploration.wasted} of them in vain, "
+        f"{exploration.peak_nodes} at once at most",
+    ]
+    if len(exploration.stage_seconds) > 1:
+        times = zip(exploration.stage_seconds, exploration.idle_seconds, strict=True)
+        lines.append("stages at work / idle in ticks: " + ", ".join(f"{a:.2f} / {b:.2f} s" for a, b in times))
+    return "\n".join(lines)
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
