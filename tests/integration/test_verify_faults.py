@@ -224,6 +224,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
     ),
     "missing q/k norm": ("qwen3-window", missing_qk_norm, "checkpoint: layers", "layer 2's attention"),
     "missing bias": ("qwen2-tied", missing_bias, "checkpoint: layers", "its qkv_bias is missing"),
+    "window off in int4": ("gemma3-tied", window_off, "checkpoint: layers as stored", "the sliding window is off"),
     "window off": ("qwen3-window", window_off, "checkpoint: layers", "the sliding window is off"),
     "embedding scale lost": (
         "gemma3-tied",

@@ -161,8 +161,10 @@ def _check(name: str, texts: int, found: Sequence[Divergence]) -> Check:
             f"{worst.position + 1}: {worst.found_text!r} instead of {worst.expected_text!r}{margin}. {why}.",
         )
     if found:
+        margins = max(one.margin or 0.0 for one in found)
         says = (
-            f"{texts - len(found)} of {texts} texts are those of plain decoding, the others part where rounding decides"
+            f"{texts - len(found)} of {texts} texts are those of plain decoding, others part where rounding decides "
+            f"(margins up to {margins:.2g}; {found[0].tolerance:.2g} is rounding)"
         )
     return Check("decoding", name, "pass", says)
 

@@ -28,11 +28,23 @@ def explain_half(weights: DecoderWeights, layer: int, name: HalfName, text: Text
     x, found = before[layer], after[layer]
     roles = {role: weights.layer(layer, role).read() for role in weights.layer_roles()}
     half = HalfLayer(name, weights.spec, weights.spec.layers[layer], roles)
-    unexplained = _distance(half.run(x), found, x)
-    best = min(((_distance(other.run(x), found, x), said) for said, other in assumptions(half)), default=(np.inf, ""))
-    if best[0] < (_EXPLAINED if exact else 0.6) * unexplained:
-        return best[1]
-    return _by_position(text.rows.attention[layer] if name == "attention" else text.rows.mlp[layer])
+    said = closest_assumption(half, x, found, _EXPLAINED if exact else 0.6)
+    return said or _by_position(text.rows.attention[layer] if name == "attention" else text.rows.mlp[layer])
+
+
+def closest_assumption(half: HalfLayer, before: Array, after: Array, share: float) -> str | None:
+    """The assumption under which a half gives what the engines gave; None where none leaves less than ``share`` of it.
+
+    Args:
+        half: as it should be.
+        before: the stream [T, H] that the engines gave it.
+        after: the stream [T, H] that they left behind it.
+        share: of the difference that may be left.
+    """
+    unexplained = _distance(half.run(before), after, before)
+    tried = ((_distance(other.run(before), after, before), said) for said, other in assumptions(half))
+    best = min(tried, default=(np.inf, ""))
+    return best[1] if best[0] < share * unexplained else None
 
 
 def _distance(expected: Array, found: Array, x: Array) -> float:

@@ -80,7 +80,7 @@ def verify_against(
     check, wrong = check_stored(bundle, manifest, weights, told)
     found.checks.append(check)
     try:
-        states = StatesCheck(llm, reference, weights, TracedEngines(bundle, manifest, threads), wrong)
+        states = StatesCheck(llm, bundle, reference, weights, TracedEngines(bundle, manifest, threads), wrong)
         states.compare(texts.samples, texts.greedy, told)
         found.drift = states.drift
         found.checks += states.checks()

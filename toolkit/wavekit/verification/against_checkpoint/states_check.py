@@ -5,6 +5,7 @@ States of one text are in memory at a time; what stays of it are relative differ
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from wavekit.verification.against_checkpoint.explain import explain_half, neares
 from wavekit.verification.against_checkpoint.half_layers import HalfName
 from wavekit.verification.against_checkpoint.head_check import HeadCheck
 from wavekit.verification.against_checkpoint.reference import Reference
+from wavekit.verification.against_checkpoint.rounded_check import check_rounded
 from wavekit.verification.against_checkpoint.trace import TracedEngines
 from wavekit.verification.findings import Check, Divergence, Drift
 from wavekit.verification.lossless import Told, token_text
@@ -31,6 +33,7 @@ class StatesCheck:
     """Everything compared on the same texts."""
 
     llm: LLM
+    folder: Path
     reference: Reference
     weights: DecoderWeights
     engines: TracedEngines
@@ -72,6 +75,7 @@ class StatesCheck:
             self._layers_check(allowed),
             self._boundaries_check(),
             self._head.check(),
+            *self._rounded_check(),
             self._drift_check(allowed),
             *self._text_check(),
         ]
@@ -123,6 +127,14 @@ class StatesCheck:
             f"drift begins at layer {layer}'s {name}{others}, which is off by {worst[name][layer]:.2g}: "
             f"{self._why(layer, name, exact)}",
         )
+
+    def _rounded_check(self) -> list[Check]:
+        """With the shortest text; nothing where weights are those of the checkpoint."""
+        manifest = self.llm.manifest
+        if manifest.engine.precision == "fp32":
+            return []
+        states = self.engines.run(min(self._texts, key=len)).states
+        return [check_rounded(self.folder, manifest, self.weights, states)]
 
     def _judged(self, rows: Array) -> Array:
         """By layer: the worst token where arithmetic is exact, and all but a few of the tokens where it is not."""
