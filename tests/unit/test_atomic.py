@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wavekit_engines.atomic import atomic_directory
+from wavekit_engines.atomic import atomic_directory, atomic_update
 from wavekit_engines.errors import MisuseError, WavekitError
 
 INTERRUPT, TERMINATE = [signal.SIGINT], [signal.SIGTERM]
@@ -210,3 +210,79 @@ def test_it_works_outside_the_main_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert content(tmp_path / "bundle") == "new"
+
+
+def update(folder: Path, text: str = "new") -> None:
+    with atomic_update(folder, "list") as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "another").write_text(text)
+        (partial / "list").write_text(text)
+
+
+@pytest.fixture
+def listed(existing: Path) -> Path:
+    (existing / "list").write_text("old")
+    return existing
+
+
+def test_an_update_takes_its_place_once_the_block_has_ended(listed: Path) -> None:
+    with atomic_update(listed, "list") as partial:
+        (partial / "list").write_text("new")
+        assert (listed / "list").read_text() == "old"
+    assert (listed / "list").read_text() == "new"
+    assert content(listed) == "old"
+    assert sorted(os.listdir(listed)) == ["inner", "list"]
+
+
+def test_the_list_changes_last(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, replace = [], Path.replace
+
+    def recorded(self: Path, target: Path) -> Path:
+        moved.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", recorded)
+    update(listed)
+    assert moved == ["another", "list"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "full"), WavekitError),
+        (OSError(errno.EIO, "broken"), WavekitError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (MisuseError("no"), MisuseError),
+    ],
+)
+def test_an_update_that_fails_changes_nothing(error: BaseException, raised: type[BaseException], listed: Path) -> None:
+    def fail() -> None:
+        with atomic_update(listed, "list") as partial:
+            (partial / "list").write_text("new")
+            raise error
+
+    with pytest.raises(raised):
+        fail()
+    assert (listed / "list").read_text() == "old"
+    assert sorted(os.listdir(listed)) == ["inner", "list"]
+
+
+def test_an_update_that_needs_more_than_there_is(listed: Path) -> None:
+    with pytest.raises(WavekitError, match="are needed"), atomic_update(listed, "list", 1 << 60):
+        pass
+    assert sorted(os.listdir(listed)) == ["inner", "list"]
+
+
+def test_an_update_removes_what_a_killed_one_left(listed: Path) -> None:
+    (listed / ".partial-1234" / "inner").mkdir(parents=True)
+    update(listed)
+    assert sorted(os.listdir(listed)) == ["inner", "list"]
+
+
+def test_one_update_at_a_time(listed: Path) -> None:
+    with atomic_update(listed, "list") as partial:
+        with pytest.raises(MisuseError, match="another process is changing"):
+            update(listed)
+        (partial / "list").write_text("new")
+    update(listed, "newer")
+    assert (listed / "list").read_text() == "newer"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from wavekit_engines.bundle import (
     DraftInfo,
     EngineInfo,
+    ExitsInfo,
     FileInfo,
     GenerationDefaults,
     GraphInfo,
@@ -28,6 +29,7 @@ from wavekit_engines.bundle import (
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
 from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.errors import BundleError, MisuseError
+from wavekit_engines.exit_spec import ExitSpec
 
 CONTENTS = {"graphs/stage_0.onnx": b"one", "graphs/stage_1.onnx": b"two", "graphs/head.onnx": b"three", "text": b""}
 
@@ -280,3 +282,44 @@ def test_bundles_made_before_there_were_drafts_have_none() -> None:
 def test_a_draft_of_another_decoder_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=line):
         open_bundle(write(tmp_path / "bundle", with_draft(**changes)))
+
+
+def with_exits(top_k: int = 3, files: tuple[str, ...] = ("text",), **changes: Any) -> Manifest:
+    """The same with an exit at the end of its first stage, whose graph is any file of the bundle."""
+    spec = ExitSpec(
+        boundaries=(2,), target_layers=4, hidden_size=8, vocab_size=32, exit_vocab_size=10, norm_eps=1e-5, rank=2
+    )
+    graphs = tuple(dataclasses.replace(graph("exit"), file=file) for file in files)
+    described = ExitsInfo(dataclasses.replace(spec, **changes), graphs, "int8", top_k, "", "00", "wavekit export", "")
+    return manifest(exits=described)
+
+
+def test_exits_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert open_bundle(write(tmp_path / "bundle", with_exits())).manifest == with_exits()
+
+
+def test_bundles_made_before_there_were_exits_have_none() -> None:
+    assert decode_manifest(edited(lambda content: content.pop("exits")), "manifest.json").exits is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"hidden_size": 16}, "exits have a hidden size of 16, its decoder 8"),
+        ({"vocab_size": 33}, "vocabulary of 33, its decoder 32"),
+        ({"target_layers": 5}, "number of layers of 5, its decoder 4"),
+        ({"boundaries": (1,)}, r"exits lie at the boundaries \[1\], its stages end at \[2, 4\]"),
+        ({"boundaries": (4,)}, "not all inside a model of 4 layers"),
+        ({"boundaries": (), "files": ()}, "do not ascend"),
+        ({"rank": -1}, "rank is -1"),
+        ({"files": ()}, "0 graphs for exits at 1 boundaries"),
+        ({"files": ("text", "text")}, "2 graphs for exits at 1 boundaries"),
+        ({"top_k": 0}, "score 0 of 10 tokens"),
+        ({"top_k": 11}, "score 11 of 10 tokens"),
+        ({"exit_vocab_size": 33}, "exits score 33 tokens, more than the 32"),
+        ({"files": ("graphs/exit_2.onnx",)}, r"names the graph graphs/exit_2\.onnx but no such file"),
+    ],
+)
+def test_exits_of_another_decoder_are_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=line):
+        open_bundle(write(tmp_path / "bundle", with_exits(**changes)))
