@@ -7,6 +7,7 @@ its rows from there: as the very bytes where the format stays, otherwise by the 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class StoredTable:
             array = self._array(self.name + part)
             file.add(name + part, array.dtype.name, (len(self.ids), *array.shape[1:]), self._copied(array))
 
-    def _array(self, name: str) -> npt.NDArray[np.generic]:
+    def _array(self, name: str) -> npt.NDArray[Any]:
         return self.tensors[name].numpy()  # mapped: only the rows that are taken are read
 
     def _copied(self, array: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
