@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from command_line import save_text_model, wavekit_here
 from draft_models import draft_of
 from engines import exported
@@ -16,7 +17,9 @@ from planted_faults import bypass, edit, keys_of_single_tokens_lost, manifest_of
 from tokenizers import Tokenizer, processors
 
 from wavekit.verification import distribution, lossless
+from wavekit.verification.against_checkpoint.torch_draft import DraftText, TorchDraft
 from wavekit.verification.ways import ways_of
+from wavekit_calibration.draft_loss import Acceptance
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import write_draft
 from wavekit_engines.kv_cache import KVCache
@@ -258,6 +261,20 @@ def test_a_planted_fault_is_caught_and_named(
     code, failed = verified(planted(sound(name).bundle, tmp_path / "copy", plant), sound(name), tmp_path, capfd)
     assert code == 1
     assert says in failed.get(check, ""), failed
+
+
+@pytest.mark.usefixtures("few_ways")
+def test_a_head_that_drafts_better_one_boundary_down_has_its_layer_ids_misread(
+    sound: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(self: TorchDraft, text: DraftText, depth: int, found: Acceptance, shift: int = 0) -> None:
+        rows = len(text.tokens) - text.prompt - 1
+        found.walk(torch.full((rows, depth), shift == -1))
+
+    monkeypatch.setattr(TorchDraft, "walk", walk)
+    code, failed = verified(sound("llama-untied").bundle, sound("llama-untied"), tmp_path, capfd)
+    assert code == 1
+    assert "its layer ids were read one off; `wavekit convert-draft --boundaries 0,1,2`" in failed["draft: layer ids"]
 
 
 @pytest.mark.usefixtures("few_ways")

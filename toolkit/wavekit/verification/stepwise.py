@@ -18,6 +18,8 @@ from wavekit_engines.engine import Array
 
 STEPS, MOVED_BY = 12, 64
 _BRANCH, _CHUNK, _GREEDY_ROWS = 3, 512, 32
+_MOST_OFF = 0.5
+"""A cache row that is off by so much of the layer's largest is another row, whatever the precision."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,14 @@ class _Comparison:
         scale = np.abs(self._cache).max(axis=(1, 2, 3, 4))
         off = np.abs(cache - self._cache).max(axis=(2, 4)) / np.maximum(scale, 1e-30)[:, None, None]
         # A layer hands differences on to the next, where they may be larger.
-        layers = np.flatnonzero(off.max(axis=(1, 2)) > 10 * self._allowed)
+        allowed = min(10 * self._allowed, _MOST_OFF)
+        layers = np.flatnonzero(off.max(axis=(1, 2)) > allowed)
         if not layers.size:
             return None
         layer = int(layers[0])
-        keys, values = (rows.max() > 10 * self._allowed for rows in off[layer])
+        keys, values = (rows.max() > allowed for rows in off[layer])
         what = "keys and values" if keys and values else "keys" if keys else "values"
-        row = int(np.flatnonzero(off[layer].max(axis=0) > 10 * self._allowed)[0])
+        row = int(np.flatnonzero(off[layer].max(axis=0) > allowed)[0])
         return (
             f"run one token at a time, layer {layer} leaves other {what} in row {self._prefix + row} than one pass "
             f"over the same text (off by {off[layer].max():.2g} of the largest); layers before it agree, so its "

@@ -29,6 +29,7 @@ _TAU: dict[Precision, float] = {"fp32": 0.01, "fp16": 0.05, "int8": 0.1, "int4":
 """What tau may differ by, relative: a head of other precision drafts other tokens now and then."""
 _BETTER = 1.2
 """A head that takes so many times fewer passes with its taps moved by one was trained with those."""
+_LEAST_PASSES = 4
 _LOGPROBS = 2e-2
 """What log-probabilities may differ by in fp32; rounded heads by twice what their rows may."""
 _FUSED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
@@ -167,7 +168,7 @@ class DraftCheck:
             if spec.boundaries[0] + shift < 0 or spec.boundaries[-1] + shift > layers:
                 continue
             other = self._accepted(texts, shift)
-            if other.passes and own.passes > _BETTER * other.passes:
+            if other.passes and own.passes > max(_BETTER * other.passes, other.passes + _LEAST_PASSES):
                 there = ",".join(str(k + shift) for k in spec.boundaries)
                 return Check(
                     "draft",
