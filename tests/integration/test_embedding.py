@@ -154,25 +154,21 @@ def test_a_batch_gives_the_texts_of_its_prompts_in_order(llm: LLM) -> None:
 
 
 def test_texts_in_flight_advance_alike(llm: LLM) -> None:
-    """While one text is written another gets every second turn, so both see about as many ticks."""
-    counts, barrier = [0, 0, 0], threading.Barrier(3)
+    counts, barrier, at_end = [0, 0, 0], threading.Barrier(3), list[list[int]]()
 
     def write(number: int) -> None:
-        stream = llm.stream([5 + number] * 5, max_new_tokens=200, stop_token_ids=(), speculate="off")
+        stream = llm.stream([5 + number] * 5, max_new_tokens=240, stop_token_ids=(), speculate="off")
         barrier.wait()
         for _ in stream.steps():
             counts[number] += 1
-            if max(counts) == 150:
-                finished.append(list(counts))
-                return
+        at_end.append(list(counts))
 
-    finished: list[list[int]] = []
     threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert min(finished[0]) > 75
+    assert min(at_end[0]) > 80
 
 
 def test_the_same_texts_come_out_of_many_threads(llm: LLM) -> None:
@@ -316,27 +312,6 @@ def test_statistics_add_up(llm: LLM) -> None:
     assert after.dropped - before.dropped == 1
     assert after.running == 0
     assert after.tau == pytest.approx(after.decoded_tokens / after.passes)
-
-
-def test_waiting_for_other_texts_is_not_counted_as_decoding(llm: LLM) -> None:
-    with llm._turns.turn():
-        found = []
-        thread = threading.Thread(target=lambda: found.append(llm.stream("Hello", max_new_tokens=3)))
-        thread.start()
-        time.sleep(0.05)
-        assert not found  # it waits for its turn
-    thread.join()
-    stream = found[0]
-    turn = llm._turns.turn()
-    turn.__enter__()
-    thread = threading.Thread(target=lambda: list(stream))
-    thread.start()
-    time.sleep(0.2)
-    turn.__exit__(None, None, None)
-    thread.join()
-    timings = stream.result.timings
-    assert timings.waiting_seconds >= 0.19
-    assert timings.prefill_seconds + timings.decode_seconds < 0.19
 
 
 def test_generations_are_logged_without_their_texts(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:

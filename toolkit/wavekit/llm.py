@@ -1,7 +1,8 @@
 """The embedded API: load a bundle once, then write texts from prompts, whole, piece by piece, or many at once.
 
-An `LLM` may be shared between threads and event loops; every generation has buffers of its own, and those in flight
-take turns at the engines. What a text may be asked for is in `options`, what is told about it in `results`.
+An `LLM` may be shared between threads and event loops: every generation has buffers of its own, and those in flight run
+their ticks at once, for the operating system to share out the cores. What a text may be asked for is in `options`, what
+is told about it in `results`.
 """
 
 import os
@@ -26,7 +27,6 @@ from wavekit.streaming import TextStream
 from wavekit.streams import AsyncGenerationStream, GenerationStream
 from wavekit.telemetry import Watch, logger
 from wavekit.tokenizer import Tokenizer
-from wavekit.turns import Turns
 from wavekit.writing import Job, Writing
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.errors import MisuseError
@@ -66,7 +66,7 @@ class LLM:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self._grammars = Grammars(tokenizer, decoder.spec.vocab_size) if tokenizer is not None else None
-        self._turns, self._tally = Turns(), Tally()
+        self._tally = Tally()
         self._writers = ThreadPoolExecutor(concurrency, thread_name_prefix="wavekit")
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
         self._streams_lock = threading.Lock()
@@ -100,7 +100,7 @@ class LLM:
         """
         began = perf_counter()
         job = self._job(prompt, GenerationOptions(**options), began)
-        writing = Writing(self.decoder, self._turns, job, Watch(self._tally, job.mode, len(job.prompt)))
+        writing = Writing(self.decoder, job, Watch(self._tally, job.mode, len(job.prompt)))
         stream = GenerationStream(writing.steps(), writing.cancelled)
         with self._streams_lock:
             self._streams.add(stream)
@@ -170,8 +170,6 @@ class LLM:
         given = options.stop_token_ids
         ends = frozenset(self.manifest.generation.stop_token_ids if given is None else given)
         choice = self._choice(ids, options, ends)
-        with self._turns.turn():  # what passes cost is measured while nothing else runs
-            maker = self.decoder.speculator(options.speculation, choice is None)
         return Job(
             ids,
             options.max_new_tokens,
@@ -179,7 +177,7 @@ class LLM:
             TextStream(self.tokenizer, options.stop) if self.tokenizer is not None else None,
             ends,
             options.speculation.resolved(self.manifest.draft is not None, self.decoder.exit_boundaries),
-            maker,
+            self.decoder.speculator(options.speculation, choice is None),
             options.speculation.nodes,
             options.timeline,
             began + options.deadline if options.deadline is not None else None,

@@ -42,7 +42,6 @@ class Timings:
 
     ``prefill_seconds`` ends with the first token; ``decode_seconds`` covers the others, without what the reader of a
     stream did between pieces. ``host_share`` is the part of ``decode_seconds`` spent outside engine runs.
-    ``waiting_seconds``, in neither of the two, went by while other generations had their turn.
     """
 
     prefill_seconds: float
@@ -50,21 +49,19 @@ class Timings:
     tokens_per_second: float
     host_share: float
     ticks: int
-    waiting_seconds: float = 0.0
 
     @classmethod
-    def of(cls, stats: DecodeStats, seconds: float, waiting: float, new_tokens: int) -> "Timings":
-        """Timings of ``new_tokens`` tokens in ``seconds``, ``waiting`` seconds not counted among them."""
+    def of(cls, stats: DecodeStats, seconds: float, new_tokens: int) -> "Timings":
+        """Timings of ``new_tokens`` tokens in ``seconds``."""
         decode = max(seconds - stats.prefill_seconds, 0.0)
         if new_tokens < 2:  # nothing was decoded
-            return cls(stats.prefill_seconds, decode, 0.0, 0.0, 0, waiting)
+            return cls(stats.prefill_seconds, decode, 0.0, 0.0, 0)
         return cls(
             prefill_seconds=stats.prefill_seconds,
             decode_seconds=decode,
             tokens_per_second=(new_tokens - 1) / decode,
             host_share=1.0 - stats.decode_engine_seconds / decode,
             ticks=stats.ticks,
-            waiting_seconds=waiting,
         )
 
 

@@ -10,7 +10,7 @@ from wavekit.results import FinishReason, GenerationResult
 class Statistics:
     """Counts since the bundle was loaded.
 
-    ``running`` have begun and not ended, those that wait for a turn among them. ``finished`` counts ends by reason,
+    ``running`` have begun and not ended, ``finished`` counts ends by reason,
     ``failed`` those by an error, ``dropped`` streams that their reader let go of. Tokens and seconds are of finished
     ones: ``passes`` of the target gave ``decoded_tokens``, so the two make tau.
     """
@@ -25,7 +25,6 @@ class Statistics:
     passes: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    waiting_seconds: float = 0.0
 
     @property
     def tau(self) -> float:
@@ -63,7 +62,6 @@ class Tally:
                 passes=total.passes + passes,
                 prefill_seconds=total.prefill_seconds + result.timings.prefill_seconds,
                 decode_seconds=total.decode_seconds + result.timings.decode_seconds,
-                waiting_seconds=total.waiting_seconds + result.timings.waiting_seconds,
             )
 
     @property

@@ -42,13 +42,12 @@ class Watch:
         self._tally.end(result, error)
         if result is not None:
             logger.debug(
-                "generation: %d + %d tokens, %s, seconds: %.3f prefill, %.3f decode, %.3f waiting, tau %.2f (%s)",
+                "generation: %d + %d tokens, %s, seconds: %.3f prefill, %.3f decode, tau %.2f (%s)",
                 result.prompt_tokens,
                 len(result.token_ids),
                 result.finish_reason,
                 result.timings.prefill_seconds,
                 result.timings.decode_seconds,
-                result.timings.waiting_seconds,
                 result.speculation.tau,
                 result.speculation.mode,
             )
@@ -70,6 +69,5 @@ def _attributes(result: GenerationResult) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": [result.finish_reason],
         "wavekit.prefill_seconds": result.timings.prefill_seconds,
         "wavekit.decode_seconds": result.timings.decode_seconds,
-        "wavekit.waiting_seconds": result.timings.waiting_seconds,
         "wavekit.tau": result.speculation.tau,
     }

@@ -1,4 +1,4 @@
-"""Writing one text: ticks of the decoder, one a turn, become steps of text until something ends them.
+"""Writing one text: ticks of the decoder become steps of text until something ends them.
 
 This is where token ids become text, and where stop tokens, stop strings, shapes, deadlines and cancellation end it. Its
 buffers are free again as soon as the generator of steps has ended or was closed.
@@ -13,13 +13,13 @@ from time import perf_counter
 from wavekit.choice import TargetChoice
 from wavekit.decoder import Decoder, DecodeStats
 from wavekit.exploration import exploration_stats
+from wavekit.lattice import NOBODY
 from wavekit.results import FinishReason, GenerationResult, Step, Timings
 from wavekit.speculation import Mode, SpeculationStats
 from wavekit.speculator import SpeculatorMaker
 from wavekit.streaming import TextStream
 from wavekit.telemetry import Watch
 from wavekit.timeline import Timeline
-from wavekit.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Job:
 class Writing:
     """One text being written."""
 
-    def __init__(self, decoder: Decoder, turns: Turns, job: Job, watch: Watch) -> None:
+    def __init__(self, decoder: Decoder, job: Job, watch: Watch) -> None:
         self.cancelled = threading.Event()
         """Set, from any thread, to end the text before its next tick."""
-        self._turns, self._job, self._watch = turns, job, watch
+        self._job, self._watch = job, watch
         self._stats = DecodeStats(timeline=job.timeline)
         self._stage_ends = [stage.last for stage in decoder.manifest.stages]
         self._ticks = decoder.decode(
@@ -54,7 +54,7 @@ class Writing:
         )
         self._committed: list[int] = []
         self._written: list[str] = []
-        self._waited = 0.0
+        self._found = 0  # tokens that nobody had proposed
 
     def steps(self) -> Generator[Step, None, GenerationResult]:
         """Yield what ticks add to the text, and return it whole."""
@@ -85,7 +85,7 @@ class Writing:
                 paused += perf_counter() - handed_over
         finally:
             self._ticks.close()
-        seconds = perf_counter() - start - paused - self._waited
+        seconds = perf_counter() - start - paused
         rest = self._rest() if finish != "cancelled" else ""
         if rest:
             yield Step(rest)
@@ -95,13 +95,11 @@ class Writing:
 
     def _tick(self) -> list[int] | FinishReason:
         """Tokens of the next tick that commits any, or why there is none."""
-        with self._turns.turn() as waited:
-            self._waited += waited
-            if self.cancelled.is_set():
-                return "cancelled"
-            if self._job.due is not None and perf_counter() >= self._job.due:
-                return "deadline"
-            return next(self._ticks, "length")
+        if self.cancelled.is_set():
+            return "cancelled"
+        if self._job.due is not None and perf_counter() >= self._job.due:
+            return "deadline"
+        return next(self._ticks, "length")
 
     def _take(self, tokens: list[int]) -> tuple[Step, FinishReason | None]:
         """Make text of a tick's tokens, up to one that ends it."""
@@ -119,7 +117,9 @@ class Writing:
         self._written.append(text)
         taken = tuple(self._committed[before:])
         record = tuple(job.choice.record[before : before + len(taken)]) if job.choice is not None else ()
-        return Step(text, taken, min(len(tokens) - 1, len(taken)) if before else 0, record), finish
+        found, self._found = self._found, self._stats.exploration.commits.get(NOBODY, 0)
+        accepted = min(len(tokens) - (self._found - found), len(taken)) if before else 0
+        return Step(text, taken, accepted, record), finish
 
     @property
     def _stopped(self) -> bool:
@@ -133,7 +133,7 @@ class Writing:
 
     def _result(self, finish: FinishReason, seconds: float) -> GenerationResult:
         job, count = self._job, len(self._committed)
-        timings = Timings.of(self._stats, seconds, self._waited, count)
+        timings = Timings.of(self._stats, seconds, count)
         return GenerationResult(
             tuple(self._committed),
             "".join(self._written),
