@@ -38,7 +38,7 @@ def load(
     path: str | Path,
     *,
     threads: int | None = None,
-    lanes: int = 1,
+    lanes: int | None = None,
     check_hashes: bool = True,
     concurrency: int = 4,
 ) -> "LLM":

@@ -5,7 +5,6 @@ their ticks at once, for the operating system to share out the cores. What a tex
 is told about it in `results`.
 """
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wavekit.choice import TargetChoice
 from wavekit.decoder import Decoder
 from wavekit.grammar import Grammars
+from wavekit.machine import available_cores
 from wavekit.options import GenerationOptions, Options
+from wavekit.profiles import opening
 from wavekit.results import FinishReason, GenerationResult, Step, Timings, TokenLogprobs
 from wavekit.sampling import Sampler
 from wavekit.sequence_workers import Engines
+from wavekit.speculation import Speculation
 from wavekit.statistics import Statistics, Tally
 from wavekit.streaming import TextStream
 from wavekit.streams import AsyncGenerationStream, GenerationStream
@@ -60,11 +62,22 @@ _MOST_THREADS = 1024  # beyond any use, and ONNX Runtime does start as many as i
 class LLM:
     """A loaded bundle. Made by `load`."""
 
-    def __init__(self, manifest: Manifest, decoder: Decoder, tokenizer: Tokenizer | None, concurrency: int = 4) -> None:
-        """Let at most ``concurrency`` texts of `generate_batch` and `stream_async` be written at a time."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        decoder: Decoder,
+        tokenizer: Tokenizer | None,
+        concurrency: int = 4,
+        auto: Speculation | None = None,
+    ) -> None:
+        """Let at most ``concurrency`` texts of `generate_batch` and `stream_async` be written at a time.
+
+        ``auto``: what ``speculate="auto"`` means here.
+        """
         self.manifest = manifest
         self.decoder = decoder
         self.tokenizer = tokenizer
+        self.auto = auto or Speculation()
         self._grammars = Grammars(tokenizer, decoder.spec.vocab_size) if tokenizer is not None else None
         self._tally = Tally()
         self._writers = ThreadPoolExecutor(concurrency, thread_name_prefix="wavekit")
@@ -170,15 +183,16 @@ class LLM:
         given = options.stop_token_ids
         ends = frozenset(self.manifest.generation.stop_token_ids if given is None else given)
         choice = self._choice(ids, options, ends)
+        speculation = options.speculation if options.speculation != Speculation() else self.auto
         return Job(
             ids,
             options.max_new_tokens,
             choice,
             TextStream(self.tokenizer, options.stop) if self.tokenizer is not None else None,
             ends,
-            options.speculation.resolved(self.manifest.draft is not None, self.decoder.exit_boundaries),
-            self.decoder.speculator(options.speculation, choice is None),
-            options.speculation.nodes,
+            speculation.resolved(self.manifest.draft is not None, self.decoder.exit_boundaries),
+            self.decoder.speculator(speculation, choice is None),
+            speculation.nodes,
             options.timeline,
             began + options.deadline if options.deadline is not None else None,
         )
@@ -207,7 +221,7 @@ def load(
     path: str | Path,
     *,
     threads: int | None = None,
-    lanes: int = 1,
+    lanes: int | None = None,
     check_hashes: bool = True,
     concurrency: int = 4,
 ) -> LLM:
@@ -216,7 +230,9 @@ def load(
     Args:
         path: a bundle's directory.
         threads: threads an engine may use; None: an equal share of this process's cores for every lane.
-        lanes: stages that may run at once, each on a thread of its own; of use where exits propose.
+        lanes: stages that may run at once, each on a thread of its own; of use where exits propose. None: 1. Where
+            neither number is given and `wavekit tune` left a profile of this machine in the bundle, both come from
+            there, and so does what ``speculate="auto"`` means.
         check_hashes: compare every file with its hash in the manifest, not only its size.
         concurrency: texts of `LLM.generate_batch` and `LLM.stream_async` that are written at a time; the others wait,
             first come first served. Each needs memory for its KV cache.
@@ -225,12 +241,13 @@ def load(
         MisuseError: ``path`` is no bundle, or ``threads``, ``lanes`` or ``concurrency`` is no such number.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
-    _check_count("lanes", lanes)
     _check_count("concurrency", concurrency)
-    if threads is None:
-        threads = max(1, available_cores() // lanes)
-    _check_count("threads", threads)
+    for name, count in (("threads", threads), ("lanes", lanes)):
+        if count is not None:
+            _check_count(name, count)
     bundle = open_bundle(path, check_hashes)
+    setting = opening(bundle, threads, lanes)
+    threads = setting.threads
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
     stages = [OrtEngine(bundle.path, stage.graph, threads) for stage in bundle.manifest.stages]
@@ -244,18 +261,13 @@ def load(
         exits={boundary: OrtEngine(bundle.path, graph, threads) for boundary, graph in exit_graphs},
     )
     logger.info("opened a bundle of %d stages with %d threads an engine", len(stages), threads)
-    decoder = Decoder(bundle.manifest, engines, min(lanes, len(stages)))
-    return LLM(bundle.manifest, decoder, tokenizer, concurrency)
+    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(stages)))
+    return LLM(bundle.manifest, decoder, tokenizer, concurrency, setting.speculation)
 
 
 def _check_count(name: str, count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_THREADS:
         raise MisuseError(f"{name} is {count!r}; it must be an integer from 1 to {_MOST_THREADS}")
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _finished(stream: GenerationStream) -> GenerationResult:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--least-probability", type=float, default=0.0, show_default=True, help="Of what an exit proposes.")
 @click.option("--nodes", type=int, help="The most nodes explored at once.")
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
-@click.option("--lanes", type=int, default=1, show_default=True, help="Stages that run at once.")
+@click.option("--lanes", type=int, help="Stages that run at once.  [default: 1, or as `wavekit tune` found]")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
 @click.option("--stats", is_flag=True, help="Tell on standard error how the text was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
@@ -73,7 +73,7 @@ def generate(
     least_probability: float,
     nodes: int | None,
     threads: int | None,
-    lanes: int,
+    lanes: int | None,
     trace: Path | None,
     stats: bool,
     as_json: bool,
