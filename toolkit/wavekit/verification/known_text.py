@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wavekit.decoder import Decoder
 from wavekit.sampling import Sampler, SamplingParams, SeenTokens
 from wavekit.sequence_workers import SequenceWorkers
-from wavekit.sources import ANCHOR, Candidates
+from wavekit.sources import ANCHOR, Candidates, Source
 from wavekit.speculation import Silence
 from wavekit.speculator import Speculator
 from wavekit.verification.tolerances import rounds
@@ -53,8 +53,22 @@ class KnownText:
 
 def written_knowing(decoder: Decoder, prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> list[int]:
     """The text written after ``prompt`` where a source knows that it was ``text``."""
-    vocab_size, chain = decoder.spec.vocab_size, rounds(decoder.manifest.engine)
-    sampler, context = Sampler(params, vocab_size), SeenTokens()
+    source = KnownText([*prompt, *text], decoder.spec.vocab_size, chain=rounds(decoder.manifest.engine))
+    return _written(decoder, prompt, len(text), params, [source])
+
+
+def written_in_pairs(decoder: Decoder, prompt: Sequence[int], count: int, params: SamplingParams) -> list[int]:
+    """The ``count`` tokens written where nothing is proposed but passes have the rows that they have with proposals.
+
+    Engines that round activations give other numbers for a pass of one row than for passes of several, which agree.
+    """
+    return _written(decoder, prompt, count, params, [])
+
+
+def _written(
+    decoder: Decoder, prompt: Sequence[int], count: int, params: SamplingParams, sources: list[Source]
+) -> list[int]:
+    sampler, context = Sampler(params, decoder.spec.vocab_size), SeenTokens()
     context.add(prompt)
 
     def choose(logits: Array, position: int) -> int:
@@ -63,8 +77,7 @@ def written_knowing(decoder: Decoder, prompt: Sequence[int], text: Sequence[int]
         return token
 
     def make(workers: SequenceWorkers) -> Speculator:
-        return Speculator([KnownText([*prompt, *text], vocab_size, chain)], chain=chain)
+        return Speculator(sources, chain=rounds(decoder.manifest.engine))
 
-    chooser = None if params.is_argmax else choose
-    ticks = decoder.decode(prompt, chooser, len(text), None, make)
+    ticks = decoder.decode(prompt, None if params.is_argmax else choose, count, None, make)
     return [token for committed in ticks for token in committed]

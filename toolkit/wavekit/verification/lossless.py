@@ -6,10 +6,12 @@ import numpy as np
 
 from wavekit.llm import LLM
 from wavekit.sampling import Sampler, SamplingParams, uniform
+from wavekit.speculation import Mode, Speculation
 from wavekit.verification.findings import Check, Divergence
-from wavekit.verification.known_text import written_knowing
+from wavekit.verification.known_text import written_in_pairs, written_knowing
 from wavekit.verification.passes import next_logits
 from wavekit.verification.prompts import Sample
+from wavekit.verification.tolerances import TIE, rounds, tolerance_of
 from wavekit.verification.ways import CHOICES, ways_of
 from wavekit_engines.engine import Array
 
@@ -19,12 +21,18 @@ Told = Callable[[str, int, int], None]
 Write = Callable[[Sample, Sequence[int], SamplingParams], Sequence[int]]
 """Writes a text after a prompt; it may know what plain decoding wrote."""
 
-PLAIN_AGAIN, KNOWN = "plain, once more", "known text"
+TextsByChoice = dict[str, list[tuple[int, ...]]]
+"""Texts after every prompt, by how tokens are chosen."""
+
+Allowed = Callable[[Array], float]
+"""What a margin may come to where rounding explains it, given the logits float32 [V]."""
+
+PLAIN_AGAIN, IN_PAIRS, KNOWN = "plain, once more", "plain, two rows a pass", "known text"
 
 
-def plain_texts(llm: LLM, samples: Sequence[Sample], new_tokens: int, told: Told) -> dict[str, list[tuple[int, ...]]]:
+def plain_texts(llm: LLM, samples: Sequence[Sample], new_tokens: int, told: Told) -> TextsByChoice:
     """What plain decoding writes after every prompt, by how tokens are chosen."""
-    texts: dict[str, list[tuple[int, ...]]] = {choice: [] for choice in CHOICES}
+    texts: TextsByChoice = {choice: [] for choice in CHOICES}
     total, done = len(CHOICES) * len(samples), 0
     for choice, params in CHOICES.items():
         for sample in samples:
@@ -35,50 +43,76 @@ def plain_texts(llm: LLM, samples: Sequence[Sample], new_tokens: int, told: Told
 
 
 def compare_ways(
-    llm: LLM,
-    samples: Sequence[Sample],
-    texts: dict[str, list[tuple[int, ...]]],
-    tolerance: float,
-    told: Told,
+    llm: LLM, samples: Sequence[Sample], plain: TextsByChoice, told: Told
 ) -> Iterator[tuple[Check, list[Divergence]]]:
-    """One check a way: its texts against the plain ones.
+    """One check a way: its texts against plain ones, and where they part.
+
+    Engines that round activations and bring no draft head write plain texts with passes of one row. All else there is
+    held, exactly, to the texts of passes of several rows, and these in turn to the plain ones as far as rounding goes.
 
     Args:
         llm: the bundle.
         samples: the prompts.
-        texts: what `plain_texts` gave.
-        tolerance: a margin of logits that rounding explains; 0 where nothing does.
+        plain: what `plain_texts` gave.
         told: told of progress.
     """
-    new_tokens = max(map(len, texts["greedy"]))
-    ways = _writers(llm, new_tokens)
+    engine, new_tokens = llm.manifest.engine, max(map(len, plain["greedy"]))
+    ways, expected = _writers(llm, new_tokens), {PLAIN_AGAIN: plain}
+    allowed: Allowed = (lambda logits: 0.0) if rounds(engine) else (lambda logits: TIE)
+    if rounds(engine) and llm.manifest.draft is None:
+        pairs = {
+            choice: [tuple(written_in_pairs(llm.decoder, sample.ids, new_tokens, params)) for sample in samples]
+            for choice, params in CHOICES.items()
+        }
+        share = tolerance_of(engine).passes
+        yield _compared(llm, IN_PAIRS, samples, (plain, pairs), lambda logits: share * float(np.abs(logits).max()))
+    else:
+        pairs = plain
     for number, (name, write) in enumerate(ways.items()):
-        found: list[Divergence] = []
-        for choice, params in CHOICES.items():
-            for sample, plain in zip(samples, texts[choice], strict=True):
-                told(f"decoding: {name}", number, len(ways))
-                other = write(sample, plain, params)
-                if tuple(other) != plain:
-                    found.append(_divergence(llm, (name, choice, sample), plain, other, tolerance))
-        yield _check(name, len(samples) * len(CHOICES), found), found
+        told(f"decoding: {name}", number, len(ways))
+        known = expected.get(name, pairs)
+        texts = {
+            choice: [tuple(write(sample, text, params)) for sample, text in zip(samples, known[choice], strict=True)]
+            for choice, params in CHOICES.items()
+        }
+        yield _compared(llm, name, samples, (known, texts), allowed, against_plain=known is plain)
+
+
+def _compared(
+    llm: LLM,
+    name: str,
+    samples: Sequence[Sample],
+    texts: tuple[TextsByChoice, TextsByChoice],
+    allowed: Allowed,
+    against_plain: bool = True,
+) -> tuple[Check, list[Divergence]]:
+    """The texts of a way, the second, against the first."""
+    expected, others = texts
+    found = [
+        _divergence(llm, (name, choice, sample), one, other, allowed)
+        for choice in CHOICES
+        for sample, one, other in zip(samples, expected[choice], others[choice], strict=True)
+        if one != other
+    ]
+    return _check(name, "plain decoding" if against_plain else IN_PAIRS, len(samples) * len(CHOICES), found), found
 
 
 def _writers(llm: LLM, new_tokens: int) -> dict[str, Write]:
-    def plain_again(sample: Sample, plain: Sequence[int], params: SamplingParams) -> Sequence[int]:
+    def plain_again(sample: Sample, text: Sequence[int], params: SamplingParams) -> Sequence[int]:
         return _generated(llm, sample, new_tokens, params, "off")
 
-    def knowing(sample: Sample, plain: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        return written_knowing(llm.decoder, sample.ids, plain, params)
+    def knowing(sample: Sample, text: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        return written_knowing(llm.decoder, sample.ids, text, params)
 
-    def by(speculation: object) -> Write:
-        return lambda sample, plain, params: _generated(llm, sample, new_tokens, params, speculation)
+    def by(speculation: Mode | Speculation) -> Write:
+        return lambda sample, text, params: _generated(llm, sample, new_tokens, params, speculation)
 
     ways = {way.name: by(way.speculation) for way in ways_of(llm.decoder)}
     return {PLAIN_AGAIN: plain_again, **ways, KNOWN: knowing}
 
 
 def _generated(
-    llm: LLM, sample: Sample, new_tokens: int, params: SamplingParams, speculation: object
+    llm: LLM, sample: Sample, new_tokens: int, params: SamplingParams, speculation: Mode | Speculation
 ) -> tuple[int, ...]:
     return llm.generate(
         list(sample.ids),
@@ -86,7 +120,7 @@ def _generated(
         temperature=params.temperature,
         seed=params.seed,
         stop_token_ids=(),
-        speculate=speculation,  # type: ignore[arg-type]
+        speculate=speculation,
     ).token_ids
 
 
@@ -95,16 +129,17 @@ def _divergence(
     where: tuple[str, str, Sample],
     plain: Sequence[int],
     other: Sequence[int],
-    tolerance: float,
+    allowed: Allowed,
 ) -> Divergence:
     name, choice, sample = where
     at = common_length(plain, other)
     if at >= min(len(plain), len(other)):
-        ours, theirs, margin, allowed = -1, -1, None, tolerance
+        ours, theirs, margin, tolerance = -1, -1, None, 0.0
     else:
         ours, theirs = plain[at], other[at]
         logits = next_logits(llm.decoder, [*sample.ids, *plain[:at]])
-        margin, allowed = _margin(logits, ours, theirs, CHOICES[choice], len(sample.ids) + at, tolerance)
+        position = len(sample.ids) + at
+        margin, tolerance = _margin(logits, (ours, theirs), CHOICES[choice], position, allowed(logits))
     return Divergence(
         way=name,
         choice=choice,
@@ -115,15 +150,16 @@ def _divergence(
         expected_text=token_text(llm, ours),
         found_text=token_text(llm, theirs),
         margin=margin,
-        tolerance=allowed,
-        explained=margin is not None and allowed > 0 and margin <= allowed,
+        tolerance=tolerance,
+        explained=margin is not None and margin <= tolerance and tolerance > 0,
     )
 
 
 def _margin(
-    logits: Array, ours: int, theirs: int, params: SamplingParams, position: int, tolerance: float
+    logits: Array, tokens: tuple[int, int], params: SamplingParams, position: int, tolerance: float
 ) -> tuple[float, float]:
-    """How narrow the choice was, and what rounding explains: see `Divergence`."""
+    """How narrow the choice of the first of two tokens was, and what rounding explains: see `Divergence`."""
+    ours, theirs = tokens
     if params.is_argmax:
         return float(logits[ours] - logits[theirs]), tolerance
     _, weights = Sampler(params, len(logits)).candidates(logits)
@@ -142,8 +178,8 @@ def token_text(llm: LLM, token: int) -> str:
     return llm.tokenizer.decode([token], skip_special_tokens=False) if llm.tokenizer is not None else f"#{token}"
 
 
-def _check(name: str, texts: int, found: Sequence[Divergence]) -> Check:
-    says = f"{texts} texts are those of plain decoding"
+def _check(name: str, against: str, texts: int, found: Sequence[Divergence]) -> Check:
+    says = f"{texts} texts are those of {against}"
     unexplained = [divergence for divergence in found if not divergence.explained]
     if unexplained:
         worst = unexplained[0]
@@ -163,7 +199,7 @@ def _check(name: str, texts: int, found: Sequence[Divergence]) -> Check:
     if found:
         margins = max(one.margin or 0.0 for one in found)
         says = (
-            f"{texts - len(found)} of {texts} texts are those of plain decoding, others part where rounding decides "
+            f"{texts - len(found)} of {texts} texts are those of {against}, others part where rounding decides "
             f"(margins up to {margins:.2g}; {found[0].tolerance:.2g} is rounding)"
         )
     return Check("decoding", name, "pass", says)

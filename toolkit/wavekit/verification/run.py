@@ -10,9 +10,8 @@ from wavekit.verification.distribution import check_distribution
 from wavekit.verification.findings import Check, Findings, Group, PromptFacts, Subject
 from wavekit.verification.lossless import Told, compare_ways, plain_texts
 from wavekit.verification.prompts import Sample
-from wavekit.verification.stepwise import SamePasses, check_greedy_head, check_passes
+from wavekit.verification.stepwise import check_greedy_head, check_passes
 from wavekit.verification.tokens import check_tokens
-from wavekit.verification.tolerances import TIE, rounds
 from wavekit_engines.errors import WavekitError
 
 _BEGINS = 60
@@ -40,9 +39,8 @@ def verify_alone(llm: LLM, samples: Sequence[Sample], new_tokens: int, found: Fi
         found.checks.append(Check("decoding", "plain decoding", "FAIL", str(error)))
         found.seconds += perf_counter() - start
         return None
-    passes = _passes(llm, texts, found, told)
-    tolerance = _margin(llm, passes)
-    for check, divergences in compare_ways(llm, samples, texts.plain, tolerance, told):
+    found.checks += _check_engines(llm, texts, told)
+    for check, divergences in compare_ways(llm, samples, texts.plain, told):
         found.checks.append(check)
         found.divergences += divergences
     told("drawing tokens", 1, 1)
@@ -52,31 +50,14 @@ def verify_alone(llm: LLM, samples: Sequence[Sample], new_tokens: int, found: Fi
     return texts
 
 
-def _passes(llm: LLM, texts: Texts, found: Findings, told: Told) -> SamePasses:
-    """The shortest text and the longest."""
+def _check_engines(llm: LLM, texts: Texts, told: Told) -> list[Check]:
+    """With the shortest text and the longest."""
     told("running texts in several ways", 0, 1)
-    by_length = sorted(texts.greedy, key=len)
-    chosen = by_length[:1] if len(by_length) == 1 else [by_length[0], by_length[-1]]
-    try:
-        passes = check_passes(llm.decoder, chosen)
-    except WavekitError as error:
-        passes = SamePasses((Check("engines", "one token at a time", "FAIL", str(error)),), 0.0)
-    found.checks += passes.checks
-    found.checks += guarded("engines", "greedy head", lambda: [check_greedy_head(llm.decoder, chosen[-1])])
-    return passes
-
-
-def _margin(llm: LLM, passes: SamePasses) -> float:
-    """Margins of logits that rounding explains.
-
-    float32 sums may decide up to `TIE`. Engines that round activations and bring a draft head run plain decoding with
-    the same passes as drafting, so nothing is explained. Others of them write plain texts with passes of one row, which
-    round differently: two logits may each move by as much as they did when the same text was run both ways.
-    """
-    engine = llm.manifest.engine
-    if not rounds(engine):
-        return TIE
-    return 0.0 if llm.manifest.draft is not None else 2 * passes.noise
+    chosen = sorted(texts.greedy, key=len)[:: max(1, len(texts.greedy) - 1)]
+    return [
+        *guarded("engines", "one token at a time", lambda: check_passes(llm.decoder, chosen)),
+        *guarded("engines", "greedy head", lambda: [check_greedy_head(llm.decoder, chosen[-1])]),
+    ]
 
 
 def guarded(group: Group, name: str, check: Callable[[], Iterable[Check]]) -> list[Check]:

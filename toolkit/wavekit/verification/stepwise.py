@@ -22,15 +22,7 @@ _MOST_OFF = 0.5
 """A cache row that is off by so much of the layer's largest is another row, whatever the precision."""
 
 
-@dataclass(frozen=True)
-class SamePasses:
-    """What `check_passes` found: the checks, and the largest difference of a logit that came up where none failed."""
-
-    checks: tuple[Check, ...]
-    noise: float
-
-
-def check_passes(decoder: Decoder, texts: Sequence[Sequence[int]]) -> SamePasses:
+def check_passes(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[Check]:
     """Compare ways to run each of the texts, all but the last `STEPS` tokens of which are run as a prompt."""
     allowed = tolerance_of(decoder.manifest.engine).passes
     found = [_Comparison(decoder, text, allowed) for text in texts if len(text) > STEPS + 1]
@@ -43,7 +35,7 @@ def check_passes(decoder: Decoder, texts: Sequence[Sequence[int]]) -> SamePasses
     moved = [one for c in found for one in c.moved()]
     if moved:
         checks.append(_joined("at other positions", moved, allowed, "the same logits: attention knows distances only"))
-    return SamePasses(tuple(checks), max((one.absolute for one in steps if one.fault is None), default=0.0))
+    return checks
 
 
 def check_greedy_head(decoder: Decoder, text: Sequence[int]) -> Check:
@@ -65,10 +57,9 @@ def check_greedy_head(decoder: Decoder, text: Sequence[int]) -> Check:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """One comparison: the difference over the largest logit and absolute, and what is wrong if it is too large."""
+    """One comparison: the difference over the largest logit, and what is wrong if it is too large."""
 
     difference: float
-    absolute: float
     fault: str | None
 
 
@@ -147,7 +138,7 @@ class _Comparison:
                 f"the second branch gives logits that differ by {beside.difference:.2g} of the largest from its tokens "
                 "alone, the first does not: its rotary positions follow cache rows, or its mask is wrong"
             )
-        return _Outcome(*max((o.difference, o.absolute) for o in (worst, beside)), fault)
+        return _Outcome(max(worst.difference, beside.difference), fault)
 
     def after_a_tree(self) -> _Outcome:
         """The second branch is kept, its rows close up behind the prompt, and the text goes on."""
@@ -165,7 +156,7 @@ class _Comparison:
                 f"after one branch was kept the next token's logits differ by {outcome.difference:.2g} of the largest: "
                 "stale cache rows, the cache is not closed up after a tree"
             )
-        return _Outcome(outcome.difference, outcome.absolute, fault)
+        return _Outcome(outcome.difference, fault)
 
     def moved(self) -> list[_Outcome]:
         """The text at later positions; empty where there is no room, or no rotary table that reaches so far."""
@@ -185,7 +176,7 @@ class _Comparison:
                 f"moved by {MOVED_BY} positions the text gives logits that differ by {outcome.difference:.2g} of the "
                 "largest: rotary tables are wrong beyond the first rows, or keys and queries are rotated differently"
             )
-        return [_Outcome(outcome.difference, outcome.absolute, fault)]
+        return [_Outcome(outcome.difference, fault)]
 
     def _branches(self) -> tuple[list[int], list[int]]:
         first = self._text[self._prefix : self._prefix + _BRANCH]
@@ -203,4 +194,4 @@ class _Comparison:
             return one.logits(one.prompt([*self._text[: self._prefix], *branch], len(branch)))
 
     def _outcome(self, rows: Array, expected: Array, fault: str | None) -> _Outcome:
-        return _Outcome(relative(rows, expected), float(np.abs(rows - expected).max()), fault)
+        return _Outcome(relative(rows, expected), fault)
