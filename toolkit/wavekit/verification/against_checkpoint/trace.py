@@ -20,7 +20,7 @@ from wavekit_engines.bundle import Manifest, StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array
 from wavekit_engines.errors import BundleError
-from wavekit_engines.ort_engine import CPU, OrtBinding
+from wavekit_engines.ort_engine import CPU, OrtEngine
 
 _TRACED = 1_000_000
 """Outputs ``boundary_<k>`` from here on are traced: twice the layer's number, one more for its middle."""
@@ -68,8 +68,8 @@ class TracedEngines:
         return Traced(joined(np.stack(boundaries), np.stack(middle)), put_out)
 
 
-class _TracedEngine:
-    """A graph opened from memory; see `engine.Engine`."""
+class _TracedEngine(OrtEngine):
+    """A graph opened from memory."""
 
     def __init__(self, graph: bytes, folder: Path, info: StageInfo, threads: int) -> None:
         options = ort.SessionOptions()
@@ -77,14 +77,8 @@ class _TracedEngine:
         options.log_severity_level = 3
         weights = (folder / info.graph.file).parent
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
-        self._session = ort.InferenceSession(graph, options, providers=list(CPU))
-        self._name = info.graph.file
-
-    def bind(self) -> OrtBinding:
-        return OrtBinding(self._session, self._name)
-
-    def close(self) -> None:
-        """The session goes with its last binding."""
+        self.session = ort.InferenceSession(graph, options, providers=list(CPU))
+        self.info = info.graph
 
 
 def _codes(info: StageInfo) -> list[int]:
