@@ -67,6 +67,8 @@ def main() -> None:
     ends = tuple(stage.last for stage in manifest.stages)
     exits = llms["lanes"].decoder.exit_boundaries
     ways = ways_of(exits, manifest.draft is not None)
+    if options.only:
+        ways = [way for way in ways if way.name in ("plain", *options.only.split(","))]
     prompts = read_prompts(options.prompts).prompts[: options.count]
     chats = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in prompts]
     runs = measure(llms, ways, chats, options)
@@ -204,6 +206,8 @@ def simulate(
         settings["both, chain"] = DexStages(ends, True, at), trace.draft
     told = []
     for name, (stages, draft) in settings.items():
+        if name not in (run.way for run in runs):
+            continue
         played = replay(trace, stages, draft)
         nodes, steps = count_nodes(played), depth if draft is not None else 0
         mine = costs.alone if stages.count == 1 else costs
@@ -212,7 +216,8 @@ def simulate(
         told.append({"way": name, "ticks": played.ticks / played.tokens / (scale if scale < 1 else 1),
                      "ms": here.token, "apart": costs.plain_token / apart.token})  # fmt: skip
     one = selection(trace, ends[middle], DRAFTED, costs)
-    told.append({"way": f"selection at {ends[middle]}", "ticks": None, "ms": one.token, "apart": None})
+    if any(run.way == f"selection at {ends[middle]}" for run in runs):
+        told.append({"way": f"selection at {ends[middle]}", "ticks": None, "ms": one.token, "apart": None})
     return told
 
 
@@ -258,6 +263,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy; the seed is the prompt's number")
     parser.add_argument("--threads", type=int, default=available_cores(), help="of plain decoding (%(default)s)")
     parser.add_argument("--lanes", type=int, default=available_cores(), help="(%(default)s)")
+    parser.add_argument("--only", help="ways to compare with plain decoding, by name, as in DEX  [all]")
     parser.add_argument("--simulate", action="store_true", help="compare with the simulator (greedy only)")
     parser.add_argument("-o", "--output", type=Path, help="JSON with every run")
     return parser.parse_args()
