@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from wavekit_engines.graphs.graph_writer import DTYPES, GraphWriter
+from wavekit_engines.graphs.standard_weights import whole_numbers
 
 Pair = tuple[ir.Value, ir.Value]
 
@@ -50,7 +51,7 @@ def attend(
     else:
         attended = graph.op("Attention", query, *cache, mask, scale=shape.scale)
     attended = graph.op("Transpose", attended, perm=[0, 2, 1, 3])
-    return graph.op("Reshape", attended, _sizes(graph, (0, 0, shape.heads * shape.head_dim)))
+    return graph.op("Reshape", attended, whole_numbers(graph, (0, 0, shape.heads * shape.head_dim)))
 
 
 def _attend_capped(
@@ -58,28 +59,26 @@ def _attend_capped(
 ) -> ir.Value:
     """Scores are capped before the mask is added, both in float32."""
     group = shape.heads // shape.kv_heads
-    query = graph.op("Reshape", query, _sizes(graph, (1, shape.kv_heads, group, -1, shape.head_dim)))
-    keys, values = (graph.op("Unsqueeze", x, _sizes(graph, (2,))) for x in cache)
+    query = graph.op("Reshape", query, whole_numbers(graph, (1, shape.kv_heads, group, -1, shape.head_dim)))
+    keys, values = (graph.op("Unsqueeze", x, whole_numbers(graph, (2,))) for x in cache)
     scores = graph.op("MatMul", query, graph.op("Transpose", keys, perm=[0, 1, 2, 4, 3]))
     scores = graph.op("Mul", _float32(graph, scores, dtype), _number(graph, shape.scale / shape.softcap))
     scores = graph.op("Mul", graph.op("Tanh", scores), _number(graph, shape.softcap))
     weights = graph.op("Softmax", graph.op("Add", scores, _float32(graph, mask, dtype)), axis=-1)
     weights = weights if dtype == "float32" else graph.op("Cast", weights, to=int(DTYPES[dtype]))
     attended = graph.op("MatMul", weights, values)
-    return graph.op("Reshape", attended, _sizes(graph, (1, shape.heads, -1, shape.head_dim)))
+    return graph.op("Reshape", attended, whole_numbers(graph, (1, shape.heads, -1, shape.head_dim)))
 
 
 def _apart(graph: GraphWriter, x: ir.Value, heads: int, head_dim: int) -> ir.Value:
     """Heads [1, S, heads * D] as [1, heads, S, D]."""
-    return graph.op("Transpose", graph.op("Reshape", x, _sizes(graph, (0, 0, heads, head_dim))), perm=[0, 2, 1, 3])
+    return graph.op(
+        "Transpose", graph.op("Reshape", x, whole_numbers(graph, (0, 0, heads, head_dim))), perm=[0, 2, 1, 3]
+    )
 
 
 def _float32(graph: GraphWriter, x: ir.Value, dtype: str) -> ir.Value:
     return x if dtype == "float32" else graph.op("Cast", x, to=int(ir.DataType.FLOAT))
-
-
-def _sizes(graph: GraphWriter, sizes: tuple[int, ...]) -> ir.Value:
-    return graph.constant(f"sizes.{'_'.join(map(str, sizes))}", np.array(sizes, np.int64))
 
 
 def _number(graph: GraphWriter, number: float) -> ir.Value:

@@ -25,10 +25,18 @@ import onnx_ir as ir
 
 from wavekit_engines.graphs.graph_writer import Dim, GraphWriter, WeightFile
 from wavekit_engines.graphs.standard_attention import AttentionShape, append, attend, rotate
-from wavekit_engines.graphs.standard_weights import StoredBlocks, add_blocks, add_converted, add_dequantized
+from wavekit_engines.graphs.standard_weights import (
+    StoredBlocks,
+    add_blocks,
+    add_converted,
+    add_dequantized,
+    dequantize,
+)
 
 OPSET = 24
 FIRST_ROW = "first_row"
+REVISION = 1
+"""Of the graphs that are written: raised when another is written for the same source."""
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _REPLACED_INPUTS = frozenset({"last_rows", "total_rows"})
@@ -199,12 +207,7 @@ class _Rewriting:
         blocks = self._blocks(node, inputs[1], inputs[2], width)
         if name not in self._weights:
             add_blocks(self._weights, name, blocks, self._dtype)
-        values, scales = graph.stored(name), graph.stored(f"{name}.scales")
-        block_size = node.attributes["block_size"].as_int()
-        matrix = graph.op("DequantizeLinear", values, scales, axis=0, block_size=block_size)
-        if width % block_size:
-            limits = (graph.constant(f"{part}_{width}", np.array([n])) for part, n in (("from", 0), ("to", width)))
-            matrix = graph.op("Slice", matrix, *limits)
+        matrix = dequantize(graph, name, blocks, node.attributes["block_size"].as_int(), self._dtype)
         product = graph.op("MatMul", self._operand(inputs[0]), matrix)
         return [graph.op("Add", product, self._operand(inputs[5])) if inputs.has(5) else product]
 

@@ -1,8 +1,11 @@
 """The weights of a bundle's graph in the forms that standard ONNX nodes take.
 
 Floating-point tensors change their format on the way from one file to the other. Blocks of `quantization` become the
-two tensors of a block-wise ``DequantizeLinear``: the same integers around zero instead of a midpoint, transposed for
-``MatMul``, and their scales. So what is multiplied by is the bundle's number, up to the rounding of the scale's format.
+same integers around zero instead of a midpoint, transposed for ``MatMul``, and their scales. So what is multiplied by
+is the bundle's number, up to the rounding of the scale's format.
+
+Scales may be negative or zero. TensorRT takes such for 4-bit blocks, which it multiplies by as they are stored. Blocks
+of 8 bits it dequantizes first whatever the graph says, and insists on positive scales there, so they are spelled out.
 """
 
 from collections.abc import Iterator
@@ -11,9 +14,10 @@ from dataclasses import dataclass
 import ml_dtypes  # noqa: F401  (makes numpy know bfloat16)
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from wavekit_engines.errors import MisuseError
-from wavekit_engines.graphs.graph_writer import WeightFile
+from wavekit_engines.graphs.graph_writer import GraphWriter, WeightFile
 from wavekit_engines.quantization import QuantizedBlocks, dequantize_rows
 
 Array = npt.NDArray[np.generic]
@@ -64,7 +68,28 @@ def add_blocks(file: WeightFile, name: str, blocks: StoredBlocks, dtype: str) ->
     centred = np.ascontiguousarray((values.astype(np.int16) - (1 << (blocks.bits - 1))).astype(np.int8).T)
     stored: Array = _packed(centred) if blocks.bits == 4 else centred
     file.add(name, f"int{blocks.bits}", centred.shape, [stored])
-    add_converted(file, f"{name}.scales", np.ascontiguousarray(blocks.scales.T), dtype)
+    scales = np.ascontiguousarray(blocks.scales.T)
+    add_converted(file, f"{name}.scales", scales if blocks.bits == 4 else scales[:, None], dtype)
+
+
+def dequantize(graph: GraphWriter, name: str, blocks: StoredBlocks, block_size: int, dtype: str) -> ir.Value:
+    """The matrix [width, N] that `add_blocks` stored."""
+    values, scales = graph.stored(name), graph.stored(f"{name}.scales")
+    if blocks.bits == 4:
+        matrix = graph.op("DequantizeLinear", values, scales, axis=0, block_size=block_size)
+    else:
+        numbers = graph.op("DequantizeLinear", values, graph.constant("one", np.array(1).astype(dtype)))
+        apart = (len(blocks.scales[0]), block_size, len(blocks.values))
+        products = graph.op("Mul", graph.op("Reshape", numbers, whole_numbers(graph, apart)), scales)
+        matrix = graph.op("Reshape", products, whole_numbers(graph, (-1, apart[2])))
+    if blocks.width % block_size == 0:
+        return matrix
+    return graph.op("Slice", matrix, *(whole_numbers(graph, (n,)) for n in (0, blocks.width, 0)))
+
+
+def whole_numbers(graph: GraphWriter, numbers: tuple[int, ...]) -> ir.Value:
+    """Sizes, axes or limits as a constant."""
+    return graph.constant(f"whole.{'_'.join(map(str, numbers))}", np.array(numbers, np.int64))
 
 
 def _packed(values: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
