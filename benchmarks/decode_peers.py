@@ -13,17 +13,22 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from wavekit.benchmarking import peer_worker
+from wavekit.benchmarking.peers import PeerProcess
+from wavekit.benchmarking.quiet import QUIET_CORES, Others, loads
+from wavekit.benchmarking.runs import first_difference
+from wavekit.machine import this_machine
+from wavekit_engines.errors import WavekitError
+
 HERE = Path(__file__).resolve().parent
-QUIET_CORES = 0.15  # other processes may use this much of a core during a measurement
 
 
 @dataclass
@@ -50,48 +55,11 @@ class Measurement:
 
 
 @dataclass
-class Worker:
-    """An engine in its own process, and how it is called in tables."""
+class Worker(PeerProcess):
+    """An engine in its own process, and what it is."""
 
-    kind: str
-    precision: str
-    command: list[str]
-    threads: int
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Engine and precision, unique in a run."""
-        return f"{self.kind} {self.precision}"
-
-    def start(self) -> None:
-        """Start the process and wait until its engine is open."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self.versions = self._read()["versions"]
-
-    def generate(self, prompt: Sequence[int], new_tokens: int) -> dict[str, Any]:
-        """Ask for one continuation and wait for it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": list(prompt), "new_tokens": new_tokens}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def stop(self) -> None:
-        """Let the process end by closing its input."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"{self.name}: the worker ended with status {self._process.wait()}; its messages are above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    kind: str = ""
+    precision: str = ""
 
 
 def main() -> int:
@@ -106,10 +74,11 @@ def main() -> int:
             say(f"opening {worker.name}")
             worker.start()
         measurements = measure(workers, prompts, arguments)
+    except WavekitError as error:
+        sys.exit(str(error))
     finally:
         for worker in workers:
-            if hasattr(worker, "_process"):
-                worker.stop()
+            worker.stop()
     report: dict[str, Any] = {
         "command": sys.argv,
         "machine": describe_machine(),
@@ -152,20 +121,21 @@ def parse_arguments() -> argparse.Namespace:
 def make_workers(arguments: argparse.Namespace) -> Iterator[Worker]:
     """Turn the command line into workers, not yet started."""
     threads = arguments.threads
-    script = str(HERE / "peer_engines.py")
+    script = peer_worker.__file__
     pythons = {"wavekit": sys.executable, "genai": arguments.peer_python}
     for kind, python in pythons.items():
         for precision, path in map(split_spec, getattr(arguments, kind)):
-            yield Worker(kind, precision, [python, script, kind, path, str(threads)], threads)
+            command = [python, script, kind, path, str(threads)]
+            yield Worker(f"{kind} {precision}", command, threads, kind=kind, precision=precision)
     if arguments.transformers:
         command = [sys.executable, script, "transformers", arguments.checkpoint, str(threads)]
-        yield Worker("transformers", "fp32", command, threads)
+        yield Worker("transformers fp32", command, threads, kind="transformers", precision="fp32")
     for precision, path in map(split_spec, arguments.llama):
         if arguments.llama_home is None:
             sys.exit("--llama needs --llama-home, the folder in which `npm install node-llama-cpp` was run")
         home = str(Path(arguments.llama_home).resolve())
         command = ["node", str(HERE / "peer_llama.mjs"), home, path, str(threads)]
-        yield Worker("llama.cpp", precision, command, threads)
+        yield Worker(f"llama.cpp {precision}", command, threads, kind="llama.cpp", precision=precision)
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -215,10 +185,10 @@ def measure(
 def measure_once(worker: Worker, turn: int, number: int, prompt: Sequence[int], new_tokens: int) -> Measurement:
     """Measure one continuation, and what the rest of the machine did meanwhile."""
     time.sleep(0.3)  # the thread pools of the engine before have stopped spinning
-    start, busy = time.perf_counter(), busy_seconds()
+    watched = Others()
     answer = worker.generate(prompt, new_tokens)
-    others = (busy_seconds() - busy - answer.pop("cpu_seconds")) / (time.perf_counter() - start)
-    return Measurement(worker.name, turn, number, others=max(0.0, others), **answer)
+    others = watched.cores(answer.pop("cpu_seconds"))
+    return Measurement(worker.name, turn, number, others=others or 0.0, **answer)
 
 
 def quietest(tries: Iterable[Measurement]) -> Measurement:
@@ -229,12 +199,6 @@ def quietest(tries: Iterable[Measurement]) -> Measurement:
         if attempt.others <= QUIET_CORES:
             break
     return min(kept, key=lambda measurement: measurement.others)
-
-
-def busy_seconds() -> float:
-    """CPU seconds that all processes of this machine have used, and that its host took away."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def summarize(worker: Worker, measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -292,16 +256,10 @@ def compare_texts(workers: Sequence[Worker], measurements: Sequence[Measurement]
         }
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Find the first position at which two texts differ."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-
-
 def describe_machine() -> dict[str, Any]:
     """Describe what the numbers belong to."""
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in cpus if line.startswith("model name")), "unknown")
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()}
+    machine = this_machine()
+    return {"cpu": machine.cpu, "cores": os.cpu_count(), "system": platform.platform(), "load": loads()}
 
 
 def print_report(report: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ COMMANDS = (
     "serve",
     "inspect",
     "verify",
+    "bench",
 )
 
 
@@ -61,6 +62,7 @@ def wavekit() -> None:
     wavekit plan calibration --costs costs.json    where stages should end, if that pays here
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
+    wavekit bench bundle                           how fast, in each of its modes
     wavekit verify bundle                          whether it writes what it should; names what is wrong
     wavekit serve bundle                           and answers OpenAI's clients over HTTP
     """

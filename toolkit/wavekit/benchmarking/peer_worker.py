@@ -1,18 +1,18 @@
-"""The worker of ``decode_peers.py``: opens one engine, then decodes greedily what standard input asks for.
+"""The worker of a peer: opens one engine, then decodes greedily what standard input asks for.
 
-usage: python peer_engines.py wavekit|genai|transformers MODEL THREADS
+usage: python peer_worker.py wavekit|genai|transformers MODEL THREADS
 
-Every engine lives in a process of its own, since the engines' packages may need environments of their own; this file
-therefore needs nothing but the engine it opens. One JSON object a line each way, on the real standard output: first
-``{"versions": {...}}``, then for each request ``{"prompt": [ids], "new_tokens": n}`` an answer with the ids that were
-written and the seconds spent. Nobody stops at an end-of-text token, so that all engines write equally many tokens.
+Every engine lives in a process of its own, since the engines' packages may need environments of their own; this file is
+run by its path and needs nothing but the engine it opens. One JSON object a line each way, on the real standard output:
+first ``{"versions": {...}}``, then for each request ``{"prompt": [ids], "new_tokens": n}`` an answer with the ids that
+were written and the seconds spent. Nobody stops at an end-of-text token, so that all engines write equally many tokens.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter, process_time
 from typing import Any, TextIO
 
@@ -117,15 +117,24 @@ PACKAGES = {
 }
 
 
+MISSING = 3
+"""Exit status where the engine's package is not installed."""
+
+
 def serve(kind: str, path: str, threads: int, answers: TextIO) -> None:
     """Open the engine, say so, and answer requests until standard input ends."""
+    try:
+        versions = {package: version(package) for package in PACKAGES[kind]}
+    except PackageNotFoundError as error:
+        sys.stderr.write(f"{error.name} is not installed\n")
+        sys.exit(MISSING)
     generate = OPENERS[kind](path, threads)
 
     def answer(content: dict[str, object]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
-    answer({"versions": {package: version(package) for package in PACKAGES[kind]}})
+    answer({"versions": versions})
     for line in sys.stdin:
         request = json.loads(line)
         cpu = process_time()
@@ -134,6 +143,7 @@ def serve(kind: str, path: str, threads: int, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, whose modules are no packages of the engine
     if len(sys.argv) != 4 or sys.argv[1] not in OPENERS:
         sys.exit(__doc__)
     protocol = os.fdopen(os.dup(1), "w")
