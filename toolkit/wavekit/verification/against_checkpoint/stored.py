@@ -145,7 +145,7 @@ def _scaled_by_block(ours: Array, theirs: Array, allowed: float, block_size: int
         return False
     a, b = (rows[:, :width].reshape(len(rows) * (width // block_size), block_size) for rows in (ours, theirs))
     factors = (a * b).sum(1) / np.maximum((b * b).sum(1), _TINY)
-    return bool((_row_errors(a, b * factors[:, None]) <= 1.5 * allowed * np.maximum(1, 1)).mean() > 0.8)
+    return bool((_row_errors(a, b * factors[:, None]) <= 1.5 * allowed).mean() > 0.8)
 
 
 def _vector_difference(ours: Array, theirs: Array, precision: Precision) -> str | None:

@@ -1,6 +1,6 @@
 """Every weight that a bundle stores against the checkpoint's, and its description against the configuration."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from wavekit.verification.lossless import Told
 from wavekit_engines.bundle import EngineInfo, Manifest
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.errors import WavekitError
 from wavekit_engines.weights import DecoderWeights
 
 _SHOWN = 2
@@ -93,11 +92,3 @@ def _embedding(weights: DecoderWeights, engine: EngineInfo) -> Weight:
 def _readable(name: str) -> str:
     parts = name.split(".")
     return f"layer {parts[1]}'s {parts[2]}" if parts[0] == "layers" else f"the {name.replace('_', ' ')}"
-
-
-def guarded_check(name: str, check: Callable[[], Check]) -> Check:
-    """The check, or a failed one where it cannot be done."""
-    try:
-        return check()
-    except WavekitError as error:
-        return Check("checkpoint", name, "FAIL", str(error))
