@@ -41,8 +41,16 @@ def load(
     lanes: int | None = None,
     check_hashes: bool = True,
     concurrency: int = 4,
+    prefix_memory: int = 0,
 ) -> "LLM":
     """Open a bundle for decoding; see `wavekit.llm.load`."""
     from wavekit import llm
 
-    return llm.load(path, threads=threads, lanes=lanes, check_hashes=check_hashes, concurrency=concurrency)
+    return llm.load(
+        path,
+        threads=threads,
+        lanes=lanes,
+        check_hashes=check_hashes,
+        concurrency=concurrency,
+        prefix_memory=prefix_memory,
+    )

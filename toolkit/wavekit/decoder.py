@@ -17,6 +17,7 @@ from wavekit.lanes import Lanes
 from wavekit.lattice import LATTICE_ROWS
 from wavekit.lookup import LookupSource
 from wavekit.pass_costs import MEASURED, PassCosts
+from wavekit.prefix_cache import PrefixCache
 from wavekit.sequence_workers import Engines, SequenceWorkers, WorkerPool, switches_to_long
 from wavekit.sources import Source
 from wavekit.speculation import Speculation
@@ -33,8 +34,8 @@ _MEASURED_CONTEXT = 128
 class Decoder:
     """The opened engines of a bundle. Safe to share between threads: every generation has workers of its own."""
 
-    def __init__(self, manifest: Manifest, engines: Engines, lanes: int = 1) -> None:
-        """Decode with these engines; ``lanes`` stages may run at once."""
+    def __init__(self, manifest: Manifest, engines: Engines, lanes: int = 1, prefix_memory: int = 0) -> None:
+        """Decode with these engines; ``lanes`` stages may run at once, ``prefix_memory`` bytes hold earlier texts."""
         self.manifest = manifest
         self.spec = manifest.decoder
         self._engines = engines
@@ -43,6 +44,7 @@ class Decoder:
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
         self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
+        self.prefixes = PrefixCache(prefix_memory, self._rounds) if prefix_memory else None
         self._target_costs: dict[bool, PassCosts] = {}  # by whether the choice is greedy
         self._draft_costs: PassCosts | None = None
         self._measuring = threading.Lock()
@@ -74,7 +76,13 @@ class Decoder:
         with self.workers.lent(len(prompt) + room, least_rows, nodes) as workers:
             proposing = speculator(workers) if speculator is not None else None
             request = Request(list(prompt), choose, room, ends)
-            yield from Generation(workers, self.spec, request, stats, proposing).ticks()
+            generation = Generation(workers, self.spec, request, stats, proposing, self.prefixes)
+            try:
+                yield from generation.ticks()
+            except GeneratorExit:
+                generation.remember()
+                raise
+            generation.remember()
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raises what `decode` raises for a prompt it cannot continue."""

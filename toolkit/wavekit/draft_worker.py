@@ -86,6 +86,23 @@ class DraftWorker:
         return self._fed
 
     @property
+    def long(self) -> bool:
+        """Whether it runs with its rotary tables for long texts."""
+        return self._long
+
+    @property
+    def fed_rows(self) -> Array:
+        """Keys and values of the fed rows, [1, 2, 1, kv_heads, fed, head_dim]; a view."""
+        rows: Array = self._cache.array[..., : self._fed, :]
+        return rows
+
+    def restore(self, rows: Array) -> None:
+        """Take over fed rows, as `fed_rows` gives them, of the pairs at positions 0, 1, ... after a reset."""
+        taken = self._cache.append(rows.shape[-2])
+        self._cache.array[..., taken.start : taken.stop, :] = rows
+        self._fed = taken.stop
+
+    @property
     def room(self) -> int:
         """Rows that may still be grown."""
         return self._cache.capacity - self._cache.length

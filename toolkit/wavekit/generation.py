@@ -17,6 +17,7 @@ import numpy as np
 from wavekit.exit_worker import ExitScores
 from wavekit.exploration import ExplorationCounts
 from wavekit.lattice import Lattice, Node
+from wavekit.prefix_cache import PrefixCache
 from wavekit.sequence_workers import SequenceWorkers, switches_to_long
 from wavekit.speculation import SpeculationCounts
 from wavekit.speculator import Speculator
@@ -38,7 +39,8 @@ class DecodeStats:
 
     ``prefill_seconds`` ends with the first token. ``decode_engine_seconds`` is spent inside engine runs after that,
     ``draft_engine_seconds`` of it inside the draft head's; where several engines run at once, that time counts once.
-    ``passes`` counts the ticks that committed something. A ``timeline`` is told what runs when.
+    ``passes`` counts the ticks that committed something, ``reused`` the tokens of the prompt that did not have to run.
+    A ``timeline`` is told what runs when.
     """
 
     prefill_seconds: float = 0.0
@@ -46,6 +48,7 @@ class DecodeStats:
     draft_engine_seconds: float = 0.0
     ticks: int = 0
     passes: int = 0
+    reused: int = 0
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     exploration: ExplorationCounts = field(default_factory=ExplorationCounts)
     timeline: Timeline | None = None
@@ -86,10 +89,13 @@ class Generation:
         request: Request,
         stats: DecodeStats,
         speculator: Speculator | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._workers = workers
         self._spec = spec
         self._tokens = [*request.prompt]
+        self._prompt_length = len(request.prompt)
+        self._prefixes = prefixes
         self._choose = request.choose
         self._room = request.room
         self._ends = request.ends
@@ -108,6 +114,8 @@ class Generation:
         """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
         stats, workers, start = self._stats, self._workers, perf_counter()
         self._reset(switches_to_long(self._spec, len(self._tokens)))
+        if self._prefixes is not None:
+            stats.reused = self._prefixes.restore(workers, self._tokens)
         committed = self._commit(self._prefill())
         stats.prefill_seconds = perf_counter() - start
         stats.exploration.commits.clear()  # no tick brought the first token
@@ -122,6 +130,11 @@ class Generation:
                 stats.passes += 1
                 yield committed
 
+    def remember(self) -> None:
+        """Keep the text for those that begin like it; between ticks, and not before the first."""
+        if self._prefixes is not None and len(self._tokens) > self._prompt_length:
+            self._prefixes.store(self._workers, self._tokens, self._prompt_length)
+
     def _reset(self, long: bool) -> None:
         """Forget what has run; the time it took stays counted."""
         self._engine_seconds += self._workers.engine_seconds
@@ -131,7 +144,7 @@ class Generation:
 
     def _prefill(self) -> dict[Node, Said]:
         """Run the text so far; what the target says after it belongs to the anchor of a new lattice."""
-        for rows in self._workers.prefill(self._tokens):
+        for rows in self._workers.prefill(self._tokens[self._workers.stages[0].length :]):
             hidden = rows
             if self._speculator is not None:
                 self._speculator.follow(self._tokens)

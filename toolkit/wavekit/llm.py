@@ -224,6 +224,7 @@ def load(
     lanes: int | None = None,
     check_hashes: bool = True,
     concurrency: int = 4,
+    prefix_memory: int = 0,
 ) -> LLM:
     """Open a bundle for decoding.
 
@@ -236,12 +237,17 @@ def load(
         check_hashes: compare every file with its hash in the manifest, not only its size.
         concurrency: texts of `LLM.generate_batch` and `LLM.stream_async` that are written at a time; the others wait,
             first come first served. Each needs memory for its KV cache.
+        prefix_memory: bytes for the KV caches of finished texts. A prompt that begins like one of them, with the same
+            system prompt or as the next turn of a chat, is not run again that far.
 
     Raises:
-        MisuseError: ``path`` is no bundle, or ``threads``, ``lanes`` or ``concurrency`` is no such number.
+        MisuseError: ``path`` is no bundle, or ``threads``, ``lanes``, ``concurrency`` or ``prefix_memory`` is no such
+            number.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
     _check_count("concurrency", concurrency)
+    if isinstance(prefix_memory, bool) or not isinstance(prefix_memory, int) or prefix_memory < 0:
+        raise MisuseError(f"prefix_memory is {prefix_memory!r}; it must be a number of bytes from 0 (off) up")
     for name, count in (("threads", threads), ("lanes", lanes)):
         if count is not None:
             _check_count(name, count)
@@ -261,7 +267,7 @@ def load(
         exits={boundary: OrtEngine(bundle.path, graph, threads) for boundary, graph in exit_graphs},
     )
     logger.info("opened a bundle of %d stages with %d threads an engine", len(stages), threads)
-    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(stages)))
+    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(stages)), prefix_memory)
     return LLM(bundle.manifest, decoder, tokenizer, concurrency, setting.speculation)
 
 

@@ -73,6 +73,7 @@ class GenerationResult:
     shows no special tokens. ``finish_reason`` is "stop" after a stop token or string, or where a schema or regular
     expression is complete; "length" at ``max_new_tokens`` or the end of the context; "deadline" where time ran out;
     "cancelled" where a stream was closed. ``logprobs`` has one entry a token if they were asked for.
+    ``reused_tokens`` of the prompt were known from earlier texts.
     """
 
     token_ids: tuple[int, ...]
@@ -83,3 +84,4 @@ class GenerationResult:
     speculation: SpeculationStats
     exploration: ExplorationStats
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reused_tokens: int = 0

@@ -94,6 +94,17 @@ class SequenceWorkers:
                 tapping.append(taps)
         return self._draft, tapping
 
+    @property
+    def drafting(self) -> DraftWorker | None:
+        """The worker of the draft head, if this generation has one."""
+        return self._draft if any(worker.taps is not None for worker in self.stages) else None
+
+    @property
+    def tables(self) -> tuple[bool, bool]:
+        """Whether the target and the draft run with their rotary tables for long texts."""
+        drafting = self.drafting
+        return self.stages[0].long, drafting is not None and drafting.long
+
     def exits(self, boundaries: Sequence[int], rows: int) -> dict[int, ExitWorker]:
         """The workers of the exits at these boundaries, by number of their stage, for up to ``rows`` rows a run."""
         info = self._manifest.exits

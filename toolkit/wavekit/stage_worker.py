@@ -73,6 +73,11 @@ class StageWorker:
                 self._binding.bind_input(f"rope_{kind}_{part}", np.ascontiguousarray(table, self._dtype))
 
     @property
+    def long(self) -> bool:
+        """Whether it runs with the rotary tables for long sequences."""
+        return self._long
+
+    @property
     def length(self) -> int:
         """Cache rows in use."""
         return self._cache.length
@@ -138,6 +143,25 @@ class StageWorker:
         """Hidden states [S, H] at a boundary this stage puts out, of the last pass; overwritten by the next."""
         rows: Array = self._outputs[boundary][: len(self._rows)]
         return rows
+
+    @property
+    def restorable(self) -> bool:
+        """Whether rows can be read and written here: they lie in the host's memory."""
+        return type(self._cache) is KVCache
+
+    @property
+    def rows(self) -> Array:
+        """Keys and values of the rows in use, [layers, 2, 1, kv_heads, length, head_dim]; a view."""
+        rows: Array = self._cache.array[..., : self.length, :]
+        return rows
+
+    def restore(self, rows: Array) -> None:
+        """Take over rows, as `rows` gives them, of the tokens at positions 0, 1, ... after a reset."""
+        taken = self._cache.append(rows.shape[-2])
+        self._cache.array[..., taken.start : taken.stop, :] = rows
+        self._row_positions[taken.start : taken.stop] = np.arange(taken.start, taken.stop)
+        if self.taps is not None:
+            self.taps.skip(taken.stop)
 
     def keep(self, start: int, rows: Sequence[int]) -> None:
         """Keep cache rows 0 to ``start - 1`` and, after them, ``rows`` in this order."""

@@ -26,6 +26,10 @@ class TapRows:
         """Forget every row."""
         self.first = self.stop = 0
 
+    def skip(self, first: int) -> None:
+        """Begin at row ``first``: nobody will ask for those before it."""
+        self.first = self.stop = first
+
     def store(self, rows: range, states: Sequence[Array]) -> None:
         """Copy the states [S, H] of new cache rows, one array a boundary."""
         at = rows.start - self.first

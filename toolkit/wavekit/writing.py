@@ -143,6 +143,7 @@ class Writing:
             _speculation(job.mode, self._stats, timings, count),
             exploration_stats(self._stats.exploration, self._stage_ends, self._stats.ticks),
             tuple(job.choice.record[:count]) if job.choice is not None else (),
+            self._stats.reused,
         )
 
 

@@ -25,6 +25,7 @@ from wavekit.commands.extras import require
     "--grace", type=click.FloatRange(0, 3600), default=10, show_default=True, help="Seconds for texts to end."
 )
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: all cores]")
+@click.option("--prefix-memory", type=click.IntRange(0), default=256, show_default=True, help="MB of earlier texts.")
 @click.option("--quiet", is_flag=True, help="Do not log every request.")
 def serve(
     bundle: Path,
@@ -38,6 +39,7 @@ def serve(
     max_seconds: float | None,
     grace: float,
     threads: int | None,
+    prefix_memory: int,
     quiet: bool,
 ) -> None:
     """Serve BUNDLE over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and a page at /.
@@ -55,7 +57,7 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("wavekit.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with bind(host, port) as listening:
-        llm = load(bundle, threads=threads, concurrency=max_concurrent)
+        llm = load(bundle, threads=threads, concurrency=max_concurrent, prefix_memory=prefix_memory << 20)
         try:
             for temperature in (0.0, 1.0):  # what is made or measured once is there before the first request
                 llm.generate([0], max_new_tokens=2, temperature=temperature)

@@ -150,6 +150,8 @@ class CompletionAnswer(Answer):
         }
 
 
-def _usage(result: GenerationResult) -> dict[str, int]:
+def _usage(result: GenerationResult) -> dict[str, Any]:
     prompt, new = result.prompt_tokens, len(result.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    cached = {"cached_tokens": result.reused_tokens}
+    counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    return {**counts, "prompt_tokens_details": cached}

@@ -21,6 +21,7 @@ class Metrics:
         self._requests = Counter("wavekit_requests", "Answers", ["path", "status"], registry=registry)
         self._finished = Counter("wavekit_generations", "Finished texts", ["reason"], registry=registry)
         self._prompt = Counter("wavekit_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._reused = Counter("wavekit_reused_tokens", "Tokens of prompts known from earlier texts", registry=registry)
         self._new = Counter("wavekit_new_tokens", "Tokens written", registry=registry)
         self._decoded = Counter(
             "wavekit_decoded_tokens", "Tokens that passes after the prefill gave", registry=registry
@@ -68,6 +69,7 @@ class Metrics:
         count, passes = len(result.token_ids), result.speculation.passes
         self._finished.labels(result.finish_reason).inc()
         self._prompt.inc(result.prompt_tokens)
+        self._reused.inc(result.reused_tokens)
         self._new.inc(count)
         self._seconds.observe(seconds)
         if passes:
