@@ -148,6 +148,17 @@ def test_exploring_never_changes_a_text(choice: dict[str, Any], llm: LLM) -> Non
         assert sum(result.exploration.commits.values()) == 39
 
 
+def test_exits_alone_never_change_a_text_in_4_bits(tmp_path: Path) -> None:
+    save_tiny("llama-tied", tmp_path / "model", seed=4)
+    exits = random_exits(tmp_path / "model", (2,))
+    bundle = exported(tmp_path / "model", tmp_path / "bundle", precision="int4", split=(2,), exits=exits)
+    llm = wavekit.load(bundle, threads=1)
+    for seed in range(4):
+        prompt = tokens(seed, 20)
+        plain = llm.generate(prompt, max_new_tokens=60, stop_token_ids=())
+        assert llm.generate(prompt, max_new_tokens=60, stop_token_ids=(), speculate="exits").token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("mode", ["exits", "draft+exits"])
 @pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "sampled", "penalised"])
 def test_what_exits_foresee_is_committed_early_and_rightly(choice: dict[str, Any], mode: str, llm: LLM) -> None:

@@ -177,7 +177,8 @@ class Decoder:
 
     def _least_rows(self, speculating: bool) -> int:
         """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
-        return 2 if self._rounds and (speculating or self.manifest.draft is not None) else 1
+        proposers = self.manifest.draft is not None or self.manifest.exits is not None
+        return 2 if self._rounds and (speculating or proposers) else 1
 
     def _measure_target(self, greedy: bool) -> PassCosts:
         context = min(_MEASURED_CONTEXT, self.spec.max_positions)
