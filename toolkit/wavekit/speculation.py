@@ -30,6 +30,9 @@ _DRAFT_DEPTH = 8
 class Speculation:
     """How much may be proposed, and by whom. None of it changes a text, only how fast it is written.
 
+    One exception: a bundle below fp32 with neither head nor exits decodes plainly in passes of one row, which round
+    otherwise than the passes of two or more that a lookup needs.
+
     Attributes:
         mode: "draft" proposes with the bundle's draft head, "lookup" with what followed the last time the text read
             alike, "exits" with the exits at the ends of stages, while the stages run at once (DEX); a plus joins them.
