@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from draft_models import draft_of
 from tiny_models import save_tiny
 
 from wavekit_engines.bundle import Bundle, open_bundle
@@ -28,8 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
     for seed in (0, 1):
         save_tiny("llama-untied", folder / "model", seed)
-        checkpoint = open_checkpoint(folder / "model")
-        export_bundle(checkpoint, folder / str(seed), ExportOptions(split=(2,), draft=draft_of(checkpoint)))
+        export_bundle(open_checkpoint(folder / "model"), folder / str(seed), ExportOptions())
     return folder
 
 
@@ -54,12 +52,12 @@ def leftovers(folder: Path) -> list[str]:
 def test_every_graph_is_built_once_and_found_the_second_time(bundle: Bundle) -> None:
     told: list[str] = []
     first = build_engines(bundle, OPTIONS, progress=lambda what, done, total: told.append(what))
-    assert [built.info.part for built in first] == ["stage_0", "stage_1", "head", "draft"]
-    assert calls(bundle) == 4
-    assert "stage_1, tactics 1 of 2" in told
+    assert [built.info.part for built in first] == ["stage_0", "head"]
+    assert calls(bundle) == 2
+    assert "head, tactics 1 of 2" in told
     assert {built.info.facts.weight_bytes for built in first} == {12}
     second = build_engines(bundle, OPTIONS)
-    assert calls(bundle) == 4
+    assert calls(bundle) == 2
     assert [built.info for built in second] == [built.info for built in first]
     assert all(built.cached for built in second)
     assert leftovers(bundle.path / FOLDER) == []
@@ -105,19 +103,19 @@ def test_a_damaged_entry_is_built_again(bundle: Bundle, damage: str) -> None:
         engine.unlink()
     else:
         engine.with_suffix(".json").write_text("{")
-    assert len(entries(engine.parent)) == 3
+    assert len(entries(engine.parent)) == 1
     again = build_engines(bundle, OPTIONS)
-    assert [built.cached for built in again] == [True, False, True, True]
+    assert [built.cached for built in again] == [True, False]
     assert engine.read_bytes() == b"an engine"
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("killed", "the builder of stage_1 was ended by SIGKILL; it may have run out of memory"),
-        ("crashed", "the builder of stage_1 was ended by SIGABRT"),
+        ("killed", "the builder of head was ended by SIGKILL; it may have run out of memory"),
+        ("crashed", "the builder of head was ended by SIGABRT"),
         ("full", "disk of .* is full"),
-        ("refused", "stage_1: fake_tensorrt refuses to build it: no kernel for this"),
+        ("refused", "head: fake_tensorrt refuses to build it: no kernel for this"),
     ],
 )
 def test_a_builder_that_fails_is_one_line_and_the_rest_stays(
@@ -130,10 +128,10 @@ def test_a_builder_that_fails_is_one_line_and_the_rest_stays(
     with pytest.raises(WavekitError, match=said) as raised:
         build_engines(bundle, OPTIONS)
     assert "\n" not in str(raised.value)
-    assert len(entries(cache)) == 3
+    assert len(entries(cache)) == 1
     assert leftovers(cache) == []
     monkeypatch.delenv("FAKE_TENSORRT")
-    assert [built.cached for built in build_engines(bundle, OPTIONS)] == [True, False, True, True]
+    assert [built.cached for built in build_engines(bundle, OPTIONS)] == [True, False]
 
 
 def test_an_interruption_ends_the_builder_and_leaves_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
