@@ -25,6 +25,7 @@ COMMANDS = (
     "simulate",
     "plan",
     "export",
+    "build",
     "add-exits",
     "generate",
     "serve",
@@ -62,6 +63,7 @@ def wavekit() -> None:
     wavekit plan calibration --costs costs.json    where stages should end, if that pays here
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
+    wavekit build bundle --compute-capability 8.9  TensorRT engines from it, with or without a GPU
     wavekit bench bundle                           how fast, in each of its modes
     wavekit verify bundle                          whether it writes what it should; names what is wrong
     wavekit serve bundle                           and answers OpenAI's clients over HTTP
