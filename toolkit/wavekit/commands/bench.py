@@ -65,7 +65,7 @@ def bench(
     from wavekit.benchmarking.bench import bench as run
     from wavekit.commands.bench_tables import tables
 
-    _check_parent(json_file)
+    check_parent(json_file)
     threads = threads or available_cores()
     plan = Plan(
         bundle, _listed(modes), prompts, count, new_tokens, rounds, threads, lanes or available_cores()
@@ -96,7 +96,8 @@ def _peers(against: str | None, python: str | None, threads: int) -> "list[PeerP
     return peers(given, python, threads)
 
 
-def _check_parent(file: Path | None) -> None:
+def check_parent(file: Path | None) -> None:
+    """Raises MisuseError where a file cannot be written for want of a folder, before anything is measured."""
     if file is not None and not file.absolute().parent.is_dir():
         raise MisuseError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
 

@@ -32,6 +32,7 @@ COMMANDS = (
     "inspect",
     "verify",
     "bench",
+    "tune",
 )
 
 
@@ -65,6 +66,7 @@ def wavekit() -> None:
     wavekit generate bundle "Once upon a time"     a bundle writes text
     wavekit build bundle --compute-capability 8.9  TensorRT engines from it, with or without a GPU
     wavekit bench bundle                           how fast, in each of its modes
+    wavekit tune bundle                            the fastest setting on this machine
     wavekit verify bundle                          whether it writes what it should; names what is wrong
     wavekit serve bundle                           and answers OpenAI's clients over HTTP
     """
