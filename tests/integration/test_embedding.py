@@ -274,14 +274,14 @@ def test_a_coroutine_that_stops_reading_frees_the_buffers(way: str, llm: LLM) ->
 
 def test_a_queued_coroutine_can_be_cancelled_before_it_begins(llm: LLM) -> None:
     async def main() -> None:
-        running = [llm.stream_async([5], max_new_tokens=200, stop_token_ids=()) for _ in range(2)]
+        running = [llm.stream_async([5], max_new_tokens=240, stop_token_ids=()) for _ in range(2)]
         queued = llm.stream_async([6], max_new_tokens=200, stop_token_ids=())
         await running[0].next_step()
         queued.cancel()
-        for stream in running:
-            await stream.aclose()
         assert [step.token_ids async for step in queued.steps()] == []
         assert queued.result.finish_reason == "cancelled"
+        for stream in running:
+            await stream.aclose()
 
     asyncio.run(main())
 

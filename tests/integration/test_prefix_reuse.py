@@ -21,7 +21,6 @@ from wavekit_engines.errors import MisuseError
 DRAFTING = Speculation("draft+lookup", depth=4, top_k=3, adaptive=False)
 BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32": ("llama-untied", {}),
-    "fp32-staged": ("llama-untied", {"split": (1, 3)}),
     "fp32-window": ("qwen3-window", {"split": (2,)}),
     "fp32-longrope": ("phi3-longrope", {}),
     "int4": ("llama-tied", {"precision": "int4"}),
@@ -50,7 +49,7 @@ def test_texts_are_those_of_a_run_without(kind: str, bundle: Path) -> None:
     path = bundle if kind == "draft" else bundle.with_name("plain")
     fresh, llm = wavekit.load(path, threads=1), wavekit.load(path, threads=1, prefix_memory=MEMORY)
     draw, text, reused = random.Random(1), tokens(0, 40), 0
-    for turn in range(12):
+    for turn in range(8):
         speculate: Any = DRAFTING if kind == "draft" and turn % 3 else "off"
         options = {"max_new_tokens": 12, "stop_token_ids": (), "speculate": speculate, "temperature": 0.5 * (turn % 2)}
         result, expected = llm.generate(text, **options), fresh.generate(text, **options)
@@ -60,7 +59,7 @@ def test_texts_are_those_of_a_run_without(kind: str, bundle: Path) -> None:
         text = [*text, *result.token_ids, *tokens(turn, draw.randint(1, 9))]  # the next turn of a chat
         if turn % 4 == 3:  # another chat that begins alike
             text = [*text[: draw.randint(20, 40)], *tokens(turn, 20)]
-    assert reused > 100
+    assert reused > 60
 
 
 @pytest.fixture(scope="module")

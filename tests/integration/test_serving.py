@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
-from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit
+from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit_here
 from draft_models import draft_of
 from engines import exported
 from prometheus_client.parser import text_string_to_metric_families
@@ -270,6 +270,25 @@ def test_a_client_that_disconnects_ends_its_generation(stream: bool, server: Ser
 
 
 @pytest.mark.usefixtures("slow")
+def test_a_client_that_leaves_the_queue_makes_room_at_once(server: Server, llm: LLM) -> None:
+    with server.client() as client:
+        streams = [
+            client.completions.create(
+                model="tiny", prompt="x", max_tokens=200, stream=True, extra_body={"wavekit": {"regex": ".{200}"}}
+            )
+            for _ in range(5)
+        ]
+        eventually(lambda: llm.statistics.running == 3)
+        assert server.metrics()["wavekit_waiting"] == 2
+        streams[4].close()
+        eventually(lambda: server.service.admission.inside == 4)
+        assert llm.statistics.running == 3
+        for stream in streams:
+            stream.close()
+    eventually(lambda: server.service.admission.inside == 0)
+
+
+@pytest.mark.usefixtures("slow")
 def test_the_client_closes_its_stream(client: openai.OpenAI, server: Server, llm: LLM) -> None:
     stream = client.chat.completions.create(
         model="tiny", messages=MESSAGES, stream=True, extra_body={"wavekit": {"regex": ".{200}"}}
@@ -456,8 +475,8 @@ def test_a_request_to_stop_ends_streams_in_order(bundle: Path) -> None:
         process.communicate()
 
 
-def test_a_server_that_cannot_start_says_why(bundle: Path, tmp_path: Path) -> None:
+def test_a_server_that_cannot_listen_says_why(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with bind("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        assert_one_line(wavekit("serve", bundle, "--port", port), 2, "in use", "--port")
-    assert_one_line(wavekit("serve", tmp_path / "none", "--port", "0"), 2, "none")
+        assert_one_line(wavekit_here(capfd, "serve", bundle, "--port", port), 2, "in use", "--port")
+    assert_one_line(wavekit_here(capfd, "serve", bundle, "--host", "203.0.113.1"), 2, "203.0.113.1", "--host")

@@ -74,9 +74,10 @@ class AsyncGenerationStream(AsyncIterator[str]):
 
         Must be made where an event loop runs.
         """
+        self._ended = True
         self._writer = _Writer(start, asyncio.get_running_loop())
+        self._begun = executor.submit(self._writer.write)
         self._ended = False
-        executor.submit(self._writer.write)
 
     def __aiter__(self) -> "AsyncGenerationStream":
         return self
@@ -120,8 +121,10 @@ class AsyncGenerationStream(AsyncIterator[str]):
         return self._writer.stream.result
 
     def cancel(self) -> None:
-        """End the generation before its next tick, without waiting for that."""
+        """End the generation before its next tick, without waiting for that; one that still waits ends here and now."""
         self._writer.cancel()
+        if self._begun.cancel():
+            self._writer.write()
 
     async def aclose(self) -> None:
         """End the generation; after this its buffers are free."""
@@ -131,7 +134,8 @@ class AsyncGenerationStream(AsyncIterator[str]):
 
     def __del__(self) -> None:
         if not self._ended:
-            self.cancel()
+            self._writer.cancel()
+            self._begun.cancel()
 
 
 class _Writer:

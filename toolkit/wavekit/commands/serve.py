@@ -54,9 +54,9 @@ def serve(
     from wavekit.serving.server import bind
     from wavekit.serving.server import serve as run
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("wavekit.serve").setLevel(logging.WARNING if quiet else logging.INFO)
     with bind(host, port) as listening:
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("wavekit.serve").setLevel(logging.WARNING if quiet else logging.INFO)
         llm = load(bundle, threads=threads, concurrency=max_concurrent, prefix_memory=prefix_memory << 20)
         try:
             for temperature in (0.0, 1.0):  # what is made or measured once is there before the first request
