@@ -6,6 +6,7 @@ import onnx
 import pytest
 from command_line import assert_one_line, wavekit_here
 from draft_models import draft_of
+from exit_models import random_exits
 from onnx import TensorProto, helper
 from tiny_models import TINY_MODELS, save_tiny
 
@@ -58,10 +59,13 @@ def assert_described(info: EngineInfo, bundle: Bundle, dtype: str) -> None:
             assert all(len(shape) == len(found[name].shape) for shape in shapes)
 
 
-def test_two_stages_a_head_and_a_draft_for_three_cards(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_stages_a_head_a_draft_and_an_exit_for_three_cards(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     save_tiny("llama-untied", tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
-    options = ExportOptions(precision="int4", split=(2,), taps=(1,), draft=draft_of(checkpoint))
+    made = {"draft": draft_of(checkpoint), "exits": random_exits(checkpoint, (2,))}
+    options = ExportOptions(precision="int4", split=(2,), taps=(1,), **made)
     export_bundle(checkpoint, tmp_path / "bundle", options)
     arguments = ["--compute-capability", ",".join(CARDS), "--max-context", "40", "--max-tree", "8"]
     result = wavekit_here(capfd, "build", tmp_path / "bundle", *arguments)
@@ -69,7 +73,7 @@ def test_two_stages_a_head_and_a_draft_for_three_cards(tmp_path: Path, capfd: py
     assert b"built, not run" in result.stdout
     bundle = open_bundle(tmp_path / "bundle")
     built = build_engines(bundle, BuildOptions(LIMITS, compute_capabilities=CARDS))
-    assert [one.info.part for one in built] == ["stage_0", "stage_1", "head", "draft"]
+    assert [one.info.part for one in built] == ["stage_0", "stage_1", "head", "draft", "exit_2"]
     assert all(one.cached for one in built)
     for one in built:
         assert_described(one.info, bundle, "float16")
