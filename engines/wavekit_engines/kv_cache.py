@@ -2,14 +2,17 @@
 
 Layout: ``[layers, 2, batch, kv_heads, capacity, head_dim]``, keys before values. Graphs append in place; this
 class only keeps the count of rows in use and moves them. A row is one token;
-which token, and who may see it, is not known here.
+which token, and who may see it, is not known here. An engine whose memory is not the host's has a subclass of its own,
+which holds the rows there.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from wavekit_engines.engine import Array
+Array = npt.NDArray[Any]
 
 
 class KVCache:
@@ -17,13 +20,15 @@ class KVCache:
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: str, batch: int = 1) -> None:
         # Untouched pages take no memory, so a large capacity costs only what is written.
-        self.array: Array = np.zeros((layers, 2, batch, kv_heads, capacity, head_dim), dtype)
+        self._array: Array = np.zeros((layers, 2, batch, kv_heads, capacity, head_dim), dtype)
+        self.capacity = capacity
+        """Rows that fit."""
         self.length = 0
 
     @property
-    def capacity(self) -> int:
-        """Rows that fit."""
-        return int(self.array.shape[4])
+    def array(self) -> Array:
+        """All rows, in the layout above."""
+        return self._array
 
     def keys(self, layer: int) -> Array:
         """Keys of a layer (counted within the stage): [batch, kv_heads, capacity, head_dim]."""
@@ -54,5 +59,8 @@ class KVCache:
         """
         count = len(rows)
         if any(row != start + index for index, row in enumerate(rows)):
-            self.array[..., start : start + count, :] = self.array[..., list(rows), :]
+            self._move(start, rows)
         self.length = start + count
+
+    def _move(self, start: int, rows: Sequence[int]) -> None:
+        self._array[..., start : start + len(rows), :] = self._array[..., list(rows), :]

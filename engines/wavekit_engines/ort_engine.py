@@ -12,6 +12,7 @@ import onnxruntime as ort
 from wavekit_engines.bundle import GraphInfo
 from wavekit_engines.engine import Array
 from wavekit_engines.errors import BundleError, WavekitError
+from wavekit_engines.kv_cache import KVCache
 
 _CONFIGURATION = {
     # Idle threads let go of the core at the end of a run: the head's session, another stage or the host needs it next.
@@ -76,6 +77,10 @@ class OrtEngine:
         """A new set of buffers for this session."""
         return OrtBinding(self.session, self.info.file)
 
+    def cache(self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: str) -> KVCache:
+        """See `engine.Engine.cache`."""
+        return KVCache(layers, kv_heads, head_dim, capacity, dtype)
+
     def close(self) -> None:
         """End profiling, if it is on; the session goes with its last binding."""
         self.session.end_profiling()
@@ -100,12 +105,24 @@ class OrtBinding:
         self._io.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         self._arrays[name] = array
 
+    def bind_cache(self, name: str, cache: KVCache, index: int) -> None:
+        """See `engine.Binding.bind_cache`: past and present are the same memory."""
+        for part, rows in ((f"key_{name}", cache.keys(index)), (f"value_{name}", cache.values(index))):
+            self.bind_input(part, rows)
+            self.bind_output(f"{part}_out", rows)
+
     def run(self) -> None:
         """Run once. Raises WavekitError when ONNX Runtime fails (out of memory, a bad shape)."""
         try:
             self._session.run_with_iobinding(self._io)
         except Exception as error:
             raise WavekitError(f"{self._name} failed in ONNX Runtime: {_first_line(error)}") from error
+
+
+def available_providers() -> list[str]:
+    """The execution providers of the ONNX Runtime installed here."""
+    providers: list[str] = ort.get_available_providers()
+    return providers
 
 
 def _first_line(error: Exception) -> str:

@@ -28,6 +28,7 @@ from wavekit_engines.bundle import (
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
 from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.exit_spec import ExitSpec
+from wavekit_engines.kv_cache import KVCache
 
 VOCABULARY = 6
 POISON = VOCABULARY
@@ -84,6 +85,10 @@ class FakeBinding:
     def bind_output(self, name: str, array: Array) -> None:
         self.outputs[name] = array
 
+    def bind_cache(self, name: str, cache: KVCache, index: int) -> None:
+        for part, rows in ((f"key_{name}", cache.keys(index)), (f"value_{name}", cache.values(index))):
+            self.inputs[part] = self.outputs[f"{part}_out"] = rows
+
     def run(self) -> None:
         self.work(self.inputs, self.outputs)
 
@@ -94,6 +99,9 @@ class FakeEngine:
 
     def bind(self) -> FakeBinding:
         return FakeBinding(self.work)
+
+    def cache(self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: str) -> KVCache:
+        return KVCache(layers, kv_heads, head_dim, capacity, dtype)
 
     def close(self) -> None:
         pass

@@ -16,7 +16,6 @@ from wavekit.masks import Mask, mask_columns
 from wavekit_engines.bundle import DraftInfo
 from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.engine import Array, Binding, Engine
-from wavekit_engines.kv_cache import KVCache
 from wavekit_engines.rope import rope_tables
 
 GROWN_ROWS = 512
@@ -47,12 +46,12 @@ class DraftWorker:
         self.max_fed = max_fed
         self.engine_seconds = 0.0
         rows = capacity + GROWN_ROWS
-        self._cache = KVCache(1, spec.num_kv_heads, spec.head_dim, rows, dtype)
+        self._cache = engine.cache(1, spec.num_kv_heads, spec.head_dim, rows, dtype)
         self._dtype = dtype
         self._feed = _Pass(engine.bind(), draft, dtype, rows, max_fed, scored=1)
         self._step = _Pass(engine.bind(), draft, dtype, rows, _MOST_STEP_ROWS, scored=_MOST_STEP_ROWS)
         for runs in (self._feed, self._step):
-            runs.bind_cache(self._cache)
+            runs.binding.bind_cache("draft", self._cache, 0)
         self._long = False
         self._fed = 0
         self._bind_rope()
@@ -198,11 +197,6 @@ class _Pass:
         self._no_window = np.zeros(0, np.int64)
         binding.bind_input("last_rows", self._last_rows)
         binding.bind_input("total_rows", self._total_rows)
-
-    def bind_cache(self, cache: KVCache) -> None:
-        for name, rows in (("key_draft", cache.keys(0)), ("value_draft", cache.values(0))):
-            self.binding.bind_input(name, rows)
-            self.binding.bind_output(f"{name}_out", rows)
 
     def load(self, rows: range, shape: tuple[int, int, int], above: list[list[int]] | None, committed: int) -> None:
         """Bind the inputs of (tap rows, rows fed back, rows scored), and lay out the mask."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wavekit.backends import open_engines
 from wavekit.choice import TargetChoice
 from wavekit.decoder import Decoder
 from wavekit.grammar import Grammars
@@ -22,7 +23,6 @@ from wavekit.options import GenerationOptions, Options
 from wavekit.profiles import opening
 from wavekit.results import FinishReason, GenerationResult, Step, Timings, TokenLogprobs
 from wavekit.sampling import Sampler
-from wavekit.sequence_workers import Engines
 from wavekit.speculation import Speculation
 from wavekit.statistics import Statistics, Tally
 from wavekit.streaming import TextStream
@@ -32,7 +32,6 @@ from wavekit.tokenizer import Tokenizer
 from wavekit.writing import Job, Writing
 from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.errors import MisuseError
-from wavekit_engines.ort_engine import OrtEngine
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -225,6 +224,8 @@ def load(
     check_hashes: bool = True,
     concurrency: int = 4,
     prefix_memory: int = 0,
+    engine: str = "onnxruntime",
+    device: str = "cpu",
 ) -> LLM:
     """Open a bundle for decoding.
 
@@ -239,10 +240,12 @@ def load(
             first come first served. Each needs memory for its KV cache.
         prefix_memory: bytes for the KV caches of finished texts. A prompt that begins like one of them, with the same
             system prompt or as the next turn of a chat, is not run again that far.
+        engine: what runs the bundle, one of `wavekit.backends.ENGINES`.
+        device: ``cpu`` or ``cuda``; the torch engine takes any device of torch.
 
     Raises:
-        MisuseError: ``path`` is no bundle, or ``threads``, ``lanes``, ``concurrency`` or ``prefix_memory`` is no such
-            number.
+        MisuseError: ``path`` is no bundle, ``threads``, ``lanes``, ``concurrency`` or ``prefix_memory`` is no such
+            number, or ``engine`` or ``device`` is none that can be used here.
         BundleError: the bundle is damaged or comes from a newer wavekit.
     """
     _check_count("concurrency", concurrency)
@@ -256,18 +259,11 @@ def load(
     threads = setting.threads
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
-    stages = [OrtEngine(bundle.path, stage.graph, threads) for stage in bundle.manifest.stages]
-    draft, greedy, exits = bundle.manifest.draft, bundle.manifest.greedy_head, bundle.manifest.exits
-    exit_graphs = zip(exits.spec.boundaries, exits.graphs, strict=True) if exits is not None else ()
-    engines = Engines(
-        stages,
-        head=OrtEngine(bundle.path, bundle.manifest.head, threads),
-        greedy_head=OrtEngine(bundle.path, greedy, threads) if greedy is not None else None,
-        draft=OrtEngine(bundle.path, draft.graph, threads) if draft is not None else None,
-        exits={boundary: OrtEngine(bundle.path, graph, threads) for boundary, graph in exit_graphs},
+    engines = open_engines(bundle, engine, device, threads)
+    logger.info(
+        "opened a bundle of %d stages in %s on %s, %d threads each", len(engines.stages), engine, device, threads
     )
-    logger.info("opened a bundle of %d stages with %d threads an engine", len(stages), threads)
-    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(stages)), prefix_memory)
+    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(engines.stages)), prefix_memory)
     return LLM(bundle.manifest, decoder, tokenizer, concurrency, setting.speculation)
 
 

@@ -38,7 +38,7 @@ class StageWorker:
         self._spec = spec
         self._dtype = dtype
         self._binding = engine.bind()
-        self._cache = KVCache(stage.last - stage.first, spec.num_kv_heads, spec.head_dim, capacity, dtype)
+        self._cache = engine.cache(stage.last - stage.first, spec.num_kv_heads, spec.head_dim, capacity, dtype)
         self._row_positions = np.zeros(capacity, np.int64)
         self._x = np.zeros(max_pass, np.int64) if stage.first == 0 else np.zeros((max_pass, spec.hidden_size), dtype)
         self._positions = np.zeros(max_pass, np.int64)
@@ -56,12 +56,7 @@ class StageWorker:
         self._binding.bind_input("last_rows", self._last_rows)
         self._binding.bind_input("total_rows", self._total_rows)
         for index, layer in enumerate(range(self.stage.first, self.stage.last)):
-            for name, rows in (
-                (f"key_{layer}", self._cache.keys(index)),
-                (f"value_{layer}", self._cache.values(index)),
-            ):
-                self._binding.bind_input(name, rows)
-                self._binding.bind_output(f"{name}_out", rows)
+            self._binding.bind_cache(str(layer), self._cache, index)
         self._bind_rope()
 
     def _bind_rope(self) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 import wavekit
+from wavekit.backends import ENGINES
 from wavekit.commands.export import Boundaries
-from wavekit.commands.extras import require
 from wavekit.speculation import Mode
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 @click.option("--nodes", type=int, help="The most nodes explored at once.")
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
 @click.option("--lanes", type=int, help="Stages that run at once.  [default: 1, or as `wavekit tune` found]")
+@click.option("--engine", type=click.Choice(ENGINES), default="onnxruntime", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda; with torch any device of torch.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
 @click.option("--stats", is_flag=True, help="Tell on standard error how the text was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
@@ -74,6 +76,8 @@ def generate(
     nodes: int | None,
     threads: int | None,
     lanes: int | None,
+    engine: str,
+    device: str,
     trace: Path | None,
     stats: bool,
     as_json: bool,
@@ -88,7 +92,6 @@ def generate(
     wavekit generate bundle --speculate exits --lanes 2 --trace timeline.json "The capital of France is"
     echo "Once upon a time" | wavekit generate bundle --json
     """
-    require("onnxruntime", "onnxruntime")
     text = _prompt_text(prompt, file)
     speculation = wavekit.Speculation(
         speculate, draft_depth, draft_top_k, exits=exits, decs=not no_decs, least_probability=least_probability
@@ -98,7 +101,7 @@ def generate(
     if nodes is not None:
         speculation = dataclasses.replace(speculation, nodes=nodes)
     timeline = wavekit.Timeline() if trace is not None else None
-    llm = wavekit.load(bundle, threads=threads, lanes=lanes)
+    llm = wavekit.load(bundle, threads=threads, lanes=lanes, engine=engine, device=device)
     stream = llm.stream(
         [{"role": "user", "content": text}] if chat else text,
         max_new_tokens=max_new_tokens,
