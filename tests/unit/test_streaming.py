@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 
 from wavekit.chat_template import ChatTemplate
-from wavekit.streaming import StopStrings, TextStream
+from wavekit.streaming import StopStrings, TextStream, token_bytes
 from wavekit.tokenizer import Tokenizer
 from wavekit_engines.errors import MisuseError, UnsupportedModelError
 
@@ -100,6 +100,16 @@ def test_no_piece_holds_a_broken_character_of_a_whole_text(kind: str, text: str)
     pieces = stream(tokenizer, tokenizer.encode(text))
     assert "".join(pieces) == tokenizer.decode(tokenizer.encode(text))
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "qwen", "gemma", "llama"])
+@given(text=HARD_TEXT)
+def test_the_bytes_of_tokens_join_to_the_text(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = [token_id for token_id in tokenizer.encode(text) if token_id not in tokenizer.special_ids]
+    said = b"".join(token_bytes(tokenizer, token_id) for token_id in ids).decode()
+    assert said.removeprefix(" " if kind == "llama" else "") == tokenizer.decode(ids)
+    assert token_bytes(tokenizer, 10**6) == b""
 
 
 def test_a_byte_level_character_is_sent_with_its_last_byte() -> None:

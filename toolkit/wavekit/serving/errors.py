@@ -43,7 +43,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, MisuseError):
         return ApiError(400, str(error))
     return ApiError(500, "the server failed at this request; its log says more", code="internal_error")

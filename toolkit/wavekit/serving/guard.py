@@ -47,9 +47,9 @@ class Guard:
         try:
             self._check(scope)
             await self._app(scope, self._bounded(receive), sending)
-        except OSError:  # the client has gone
-            pass
         except Exception as error:
+            if status and isinstance(error, OSError):  # the client has gone
+                return
             known = api_error(error)
             if known.status_code >= 500:
                 logger.error("%s %s failed: %s: %s", scope["method"], scope["path"], type(error).__name__, error)
@@ -65,9 +65,9 @@ class Guard:
         given = headers.get(b"authorization", b"")
         if self._authorization is not None and scope["path"] not in OPEN:
             if not given:
-                raise ApiError(401, "an API key is needed: Authorization: Bearer KEY", code="missing_api_key")
+                raise _unauthorized("an API key is needed: Authorization: Bearer KEY", "missing_api_key")
             if not hmac.compare_digest(given, self._authorization):
-                raise ApiError(401, "this API key is wrong", code="invalid_api_key")
+                raise _unauthorized("this API key is wrong", "invalid_api_key")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body:
             raise self._too_large()
@@ -88,3 +88,7 @@ class Guard:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_body} bytes", code="body_too_large")
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
