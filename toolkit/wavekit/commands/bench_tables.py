@@ -76,12 +76,10 @@ def _set_table(report: BenchReport) -> str:
 
 def _notes(report: BenchReport) -> list[str]:
     notes = [
-        "tau counts the token that the target adds itself (the bonus token). Accepted: of all passes, the share that "
-        "committed so many",
-        "proposed tokens or more. Between: gaps as a reader of the stream sees them; tokens of one pass come at once, "
-        "0 ms apart.",
-        f"Noisy: runs during which other processes kept more than {QUIET_CORES} of a core busy; times of such runs "
-        "are worth little.",
+        "tau counts the token that the target adds itself (the bonus token).",
+        "Accepted: of all passes, the share that committed so many proposed tokens or more.",
+        "Between: gaps as a reader of the stream sees them; tokens of one pass come at once, 0 ms apart.",
+        f"Noisy: runs during which other processes kept more than {QUIET_CORES} of a core busy; such times say little.",
     ]
     for way in report.ways:
         if way.differences:

@@ -62,8 +62,8 @@ def _result(report: TuneReport) -> str:
     rate = report.plain_tokens_per_second
     shown = f"{plain} ({rate:.1f} tokens/s)" if rate is not None else plain
     noise = (
-        f"Noisy: turns during which other processes kept more than {QUIET_CORES} of a core busy. tau counts the token "
-        "that the target\nadds itself (the bonus token)."
+        f"Noisy: turns during which other processes kept more than {QUIET_CORES} of a core busy.\n"
+        "tau counts the token that the target adds itself (the bonus token)."
     )
     if report.chosen == report.plain:
         return f"{noise}\nchosen: {shown}; nothing that was tried is faster than it by more than {TIE - 1:.0%}"

@@ -96,11 +96,12 @@ def tune(
     def until(phase: Phase) -> float:
         return start + seconds * _SHARES[phase]
 
-    plain, *fewer = thread_settings(cores)
-    if fewer:
-        best = search.halve("threads", plain, fewer, until("threads"))
-        if best and best[0].speed > TIE and best[0].total > TIE:
-            plain = best[0].setting
+    most, *fewer = thread_settings(cores)
+    plain = most
+    speculating = bool(mode_settings(decoder, cores, cores))
+    best = search.halve("threads", most, fewer, until("threads" if speculating else "limits"))
+    if best and best[0].speed > TIE and best[0].total > TIE:
+        plain = best[0].setting
     modes = search.halve("modes", plain, mode_settings(decoder, cores, plain.threads), until("modes"))
     finalists = [trial.setting for trial in modes]
     while finalists and clock() < until("limits"):
@@ -109,5 +110,6 @@ def tune(
         if not found or found[0] == finalists[0]:
             break
         finalists = [found[0], *(setting for setting in finalists if setting != found[0])]
-    chosen = search.decide(plain, finalists[:_FINALISTS], until("final"))
+    doubted = [most] if plain != most else []  # fewer threads may have been faster by chance
+    chosen = search.decide(plain, [*finalists[:_FINALISTS], *doubted], until("final"))
     return Tuned(plain, chosen, tuple(search.trials))
