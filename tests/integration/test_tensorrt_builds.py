@@ -15,8 +15,8 @@ from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.tensorrt import engines
-from wavekit_engines.tensorrt.engine_cache import EngineInfo
-from wavekit_engines.tensorrt.engines import FOLDER, BuildOptions, build_engines, run_builder
+from wavekit_engines.tensorrt.engine_cache import FOLDER, EngineInfo
+from wavekit_engines.tensorrt.engines import BuildOptions, build_engines, run_builder
 from wavekit_engines.tensorrt.library import Job
 from wavekit_engines.tensorrt.profiles import Limits
 
@@ -70,13 +70,16 @@ def test_two_stages_a_head_a_draft_and_an_exit_for_three_cards(
     arguments = ["--compute-capability", ",".join(CARDS), "--max-context", "40", "--max-tree", "8"]
     result = wavekit_here(capfd, "build", tmp_path / "bundle", *arguments)
     assert (result.returncode, result.stderr) == (0, b"")
-    assert b"built, not run" in result.stdout
+    assert b"not run" in result.stdout
     bundle = open_bundle(tmp_path / "bundle")
     built = build_engines(bundle, BuildOptions(LIMITS, compute_capabilities=CARDS))
     assert [one.info.part for one in built] == ["stage_0", "stage_1", "head", "draft", "exit_2"]
     assert all(one.cached for one in built)
     for one in built:
         assert_described(one.info, bundle, "float16")
+    shown = wavekit_here(capfd, "inspect", bundle.path).stdout.decode()
+    assert "fp16, 48 rows, 8.6, 8.9, 12.0" in shown
+    assert "\nexit_2 " in shown
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError, WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.tensorrt import engines
-from wavekit_engines.tensorrt.engine_cache import entries
-from wavekit_engines.tensorrt.engines import FOLDER, BuildOptions, build_engines
+from wavekit_engines.tensorrt.engine_cache import FOLDER, entries
+from wavekit_engines.tensorrt.engines import BuildOptions, build_engines
 from wavekit_engines.tensorrt.profiles import Limits
 
 OPTIONS = BuildOptions(Limits(context=40, tree=8))

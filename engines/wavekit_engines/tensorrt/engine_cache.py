@@ -16,6 +16,9 @@ from wavekit_engines.bundle import TensorInfo, sha256
 from wavekit_engines.tensorrt.build_log import EngineFacts
 from wavekit_engines.tensorrt.profiles import Shapes
 
+FOLDER = "tensorrt"
+"""The folder's name in a bundle."""
+
 
 @dataclass(frozen=True)
 class EngineInfo:

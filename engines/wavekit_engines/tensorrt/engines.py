@@ -30,12 +30,9 @@ from wavekit_engines.graphs.graph_info import describe_graph
 from wavekit_engines.graphs.standard_graph import REVISION, write_standard_graph
 from wavekit_engines.graphs.stored_table import stored_tensors
 from wavekit_engines.tensorrt.build_log import read_build_log
-from wavekit_engines.tensorrt.engine_cache import EngineInfo, entry_key, entry_name, read_entry
+from wavekit_engines.tensorrt.engine_cache import FOLDER, EngineInfo, entry_key, entry_name, read_entry
 from wavekit_engines.tensorrt.library import Job, installed
 from wavekit_engines.tensorrt.profiles import Limits, profiles, shapes
-
-FOLDER = "tensorrt"
-"""The cache, in the bundle."""
 
 EnginePrecision = Literal["fp16", "bf16", "fp32"]
 PRECISIONS: dict[EnginePrecision, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}

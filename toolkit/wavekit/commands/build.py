@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from wavekit.commands.engine_table import engine_table, makers, target
 from wavekit.commands.extras import require
-from wavekit.commands.formatting import size, table
 from wavekit.commands.progress import progress
 from wavekit_engines.bundle import open_bundle
 
@@ -63,20 +63,7 @@ def build(
     )
     with progress("building") as told:
         built = build_engines(opened, options, progress=told)
-    rows = [
-        (
-            engine.info.part,
-            str(engine.info.facts.layers),
-            str(len(engine.info.facts.fused)),
-            *map(size, (engine.info.facts.weight_bytes, engine.info.facts.activation_bytes, engine.info.bytes)),
-            "there" if engine.cached else f"{engine.info.seconds:.1f} s",
-        )
-        for engine in built
-    ]
-    header = ("part", "layers", "fused", "weights", "activations", "engine", "built in")
-    click.echo(table(header, rows, right=frozenset(range(1, 7))))
-    first = built[0].info
-    target = ", ".join(options.compute_capabilities) or "any GPU it knows"
-    click.echo(
-        f"{first.library} {first.version}, {precision}, for {target}: built, not run; running them takes the GPU"
-    )
+    infos = [engine.info for engine in built]
+    cells = ["there already" if engine.cached else f"{engine.info.seconds:.1f} s" for engine in built]
+    click.echo(engine_table(infos, ("built in", cells)))
+    click.echo(f"{target(infos[0])}: built with {makers(infos)}, not run; running them takes the GPU")

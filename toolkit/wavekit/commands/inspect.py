@@ -7,8 +7,10 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from wavekit.commands.engine_table import engine_table, makers, target
 from wavekit.commands.formatting import millions, size, table
 from wavekit_engines.bundle import GRAPHS, DraftInfo, ExitsInfo, GraphInfo, Manifest, TensorInfo, open_bundle
+from wavekit_engines.tensorrt.engine_cache import FOLDER, entries
 
 _CACHE = ("key_", "value_")
 _WIDTH = 100
@@ -21,6 +23,8 @@ _INDENT = 12
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show the stages of BUNDLE, its draft head and exits: layers, parameters, bytes, taps, inputs and outputs.
 
+    Where `wavekit build` has built TensorRT engines, they are shown too, as their build logs describe them.
+
     \b
     wavekit inspect bundle
     wavekit inspect bundle --json
@@ -31,6 +35,9 @@ def inspect(bundle: Path, as_json: bool) -> None:
         return
     click.echo("\n".join([*_summary(manifest), "", _part_table(manifest), "", _tensor_table(manifest), ""]))
     click.echo(f"Cache tensors (key_<layer>, value_<layer>) are left out, in place: {_cache_shape(manifest)} each.")
+    if built := entries(bundle / FOLDER):
+        click.echo(f"\n{engine_table(built, ('for', [target(info) for info in built]))}")
+        click.echo(f"Built with {makers(built)}, as the build logs say; layers are those of all profiles together.")
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
