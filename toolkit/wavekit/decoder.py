@@ -72,7 +72,7 @@ class Decoder:
         self.check_prompt(prompt)
         room = min(max_new_tokens, self.spec.max_positions - len(prompt))
         stats = stats if stats is not None else DecodeStats()
-        least_rows = self._least_rows(speculator is not None)
+        least_rows = self.least_rows(speculator is not None)
         with self.workers.lent(len(prompt) + room, least_rows, nodes) as workers:
             proposing = speculator(workers) if speculator is not None else None
             request = Request(list(prompt), choose, room, ends)
@@ -125,7 +125,7 @@ class Decoder:
         budget = None
         if speculation.adaptive and mode != "exits":
             costs = self.draft_costs() if drafting else None
-            budget = Budget(self.target_costs(greedy), costs, self._least_rows(True))
+            budget = Budget(self.target_costs(greedy), costs, self.least_rows(True))
 
         def make(workers: SequenceWorkers) -> Speculator:
             sources: list[Source] = []
@@ -170,15 +170,15 @@ class Decoder:
                 self._draft_costs = self._measure_draft()
             return self._draft_costs
 
+    def least_rows(self, speculating: bool) -> int:
+        """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
+        proposers = self.manifest.draft is not None or self.manifest.exits is not None
+        return 2 if self._rounds and (speculating or proposers) else 1
+
     def close(self) -> None:
         """End the lanes and close the engines."""
         self._lanes.close()
         self._engines.close()
-
-    def _least_rows(self, speculating: bool) -> int:
-        """Rows that every pass must have for texts not to depend on speculation, see `stage_worker`."""
-        proposers = self.manifest.draft is not None or self.manifest.exits is not None
-        return 2 if self._rounds and (speculating or proposers) else 1
 
     def _measure_target(self, greedy: bool) -> PassCosts:
         context = min(_MEASURED_CONTEXT, self.spec.max_positions)

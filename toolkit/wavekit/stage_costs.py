@@ -42,7 +42,7 @@ class StageCosts:
 def measure_stage_costs(decoder: Decoder) -> StageCosts:
     """Measure for some seconds; the bundle must have exits."""
     rows, spent = list[tuple[int, float]](), dict[int, _Spent]()
-    with decoder.workers.lent(_CONTEXT + ROWS[-1]) as workers:
+    with decoder.workers.lent(_CONTEXT + ROWS[-1], decoder.least_rows(True)) as workers:
         exits = workers.exits(decoder.exit_boundaries, ROWS[-1])
         workers.reset(False)
         for _ in workers.prefill([0] * _CONTEXT):
