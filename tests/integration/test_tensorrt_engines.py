@@ -151,6 +151,13 @@ def test_an_interruption_ends_the_builder_and_leaves_nothing(bundle: Bundle, mon
         os.kill(builder, 0)
 
 
+def test_without_a_library_the_extra_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(MisuseError, match=r"needs tensorrt_rtx or tensorrt, not installed here; .*\[tensorrt\]"):
+        build_engines(open_bundle(made / "0"), OPTIONS)
+    assert not (made / "0" / FOLDER).exists()
+
+
 def test_too_little_memory_is_said_before_anything_starts(bundle: Bundle) -> None:
     with pytest.raises(WavekitError, match=r"building stage_0 takes about 0\.\d GB of memory, 0\.1 GB may be used"):
         build_engines(bundle, BuildOptions(OPTIONS.limits, memory_limit=100_000_000))

@@ -100,12 +100,12 @@ def build_engines(
         WavekitError: the library refuses a graph, the builder died, memory or disk do not suffice.
     """
     options.check(bundle.manifest.decoder.max_positions)
+    plans = [_plan(bundle, part, graph, options) for part, graph in parts(bundle.manifest).items()]
     folder = folder or bundle.path / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MisuseError(f"cannot write to {folder}: {error.strerror}") from None
-    plans = [_plan(bundle, part, graph, options) for part, graph in parts(bundle.manifest).items()]
     built = []
     for number, plan in enumerate(plans):
         progress(plan.part, number, len(plans))
