@@ -38,7 +38,7 @@ def test_the_real_model_writes_what_transformers_writes(smollm2_gguf: Path, tmp_
     done = demo("--quick", "--threads", "1", "--output", str(tmp_path), **only(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 7  # one line a step, nothing of other libraries'
-    for label in ("fp32", "fp32, draft head", "fp32, 5 stages"):
+    for label in ("fp32", "fp32, draft and lookup", "fp32, 5 stages"):
         assert re.search(rf"^{label} +\d+ MB +48 of 48 +[\d.]+ +[\d.]+x", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^int4 +[\d.]+ MB +\d+ of 48 \*", done.stdout, re.MULTILINE), done.stdout
     names = ("fp32", "fp32-5-stages", "int4")

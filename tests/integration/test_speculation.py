@@ -51,8 +51,10 @@ BUNDLES = {
     "fp16": ("llama-tied", {"precision": "fp16"}),
     "int4": ("llama-tied", {"precision": "int4"}),
     "int8-staged": ("gemma3-tied", {"precision": "int8", "split": (2,)}),
+    "torch-window": ("qwen3-window", {"split": (2,)}),
+    "torch-fp16": ("llama-tied", {"precision": "fp16"}),
 }
-ROUNDED = ["int4", "int8-staged", "fp16"]
+ROUNDED = ["int4", "int8-staged", "fp16", "torch-fp16"]
 FLOAT32 = [name for name in BUNDLES if name not in ROUNDED]
 
 
@@ -68,7 +70,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("speculation")
     save_tiny(name, folder / "model", seed=4)
     draft = draft_of(open_checkpoint(str(folder / "model")), seed=5)
-    return wavekit.load(exported(folder / "model", folder / "bundle", draft=draft, **options), threads=1)
+    engine = "torch" if request.param.startswith("torch") else "onnxruntime"
+    return wavekit.load(exported(folder / "model", folder / "bundle", draft=draft, **options), threads=1, engine=engine)
 
 
 @dataclass
@@ -210,7 +213,10 @@ def chain_logits(llm: LLM, prompt: list[int], chain: list[int], a_pass: int) -> 
 
 @pytest.mark.parametrize("llm", ROUNDED, indirect=True)
 def test_a_row_of_a_chain_has_the_very_logits_of_plain_decoding(llm: LLM) -> None:
-    """What losslessness of quantized bundles rests on; it is a fact about ONNX Runtime's kernels, to the last bit."""
+    """What losslessness of quantized bundles rests on; it is a fact about ONNX Runtime's kernels, to the last bit.
+
+    torch's are made to have it: see `torch_engine.engine`.
+    """
     prompt, chain = tokens(3, 57), tokens(4, 48)
     plain = chain_logits(llm, prompt, chain, 1)
     for a_pass in (2, 3, 5, 16, 48):
@@ -229,7 +235,7 @@ def text_llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def test_a_draft_is_used_where_there_is_one_unless_told_otherwise(text_llm: LLM) -> None:
-    assert text_llm.generate("Hello", max_new_tokens=9).speculation.mode == "draft"
+    assert text_llm.generate("Hello", max_new_tokens=9).speculation.mode == "draft+lookup"
     assert text_llm.generate("Hello", max_new_tokens=9, speculate="off").speculation.mode == "off"
     assert text_llm.stream("Hello", max_new_tokens=9, speculate="lookup").close() is None
 

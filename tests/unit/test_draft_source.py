@@ -132,7 +132,7 @@ def test_a_head_that_is_wrong_saves_nothing() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 30])
 def test_a_prompt_in_chunks_feeds_the_head_every_pair_once(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SequenceWorkers.prefill, "__defaults__", (chunk,))
+    monkeypatch.setattr(SequenceWorkers.prefill, "__defaults__", (chunk, SequenceWorkers.prefill.__defaults__[1]))
     world = World(4)
     target = FakeTarget(world, 3)
     draft = FakeDraft(target, (0, 2, 3), knowing(world, 0))

@@ -110,7 +110,7 @@ class DraftSource:
         _, there = candidates.ranked()
         _, without = budget.best(there)
         usual = np.cumprod([self._trust.first(level) for level in range(1, depth + 1)])
-        usual[: len(there)] = np.maximum(usual[: len(there)], there[:depth])
+        usual[: len(there)] = 1 - (1 - usual[: len(there)]) * (1 - there[:depth])  # as if they erred apart
         spent = costs.of(max(anchor - self._worker.fed, 1)) + costs.of(1) * np.arange(depth)
         return budget.chain(usual, spent) > without
 

@@ -15,7 +15,7 @@ MATCHES = (8, 4, 3, 2)
 """Lengths of the matches that are looked for, longest first."""
 
 _MEMORY = 0.97  # weight of what was observed before, at every new observation
-_PRIOR = {8: (9.0, 10.0), 4: (7.0, 8.0), 3: (3.0, 4.0), 2: (1.0, 2.0)}  # came true, of so many, before any was observed
+_PRIOR = {8: (9.0, 10.0), 4: (5.0, 8.0), 3: (2.0, 5.0), 2: (1.0, 4.0)}  # came true, of so many, before any was observed
 
 
 class LookupSource:

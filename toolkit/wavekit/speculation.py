@@ -36,7 +36,7 @@ class Speculation:
     Attributes:
         mode: "draft" proposes with the bundle's draft head, "lookup" with what followed the last time the text read
             alike, "exits" with the exits at the ends of stages, while the stages run at once (DEX); a plus joins them.
-            "auto" is "draft" where the bundle has a head, and "off" where not.
+            "auto" is "draft+lookup" where the bundle has a head, and "off" where not.
         depth: the most tokens in a row; None: 8 for a draft, as many as ``tokens`` for a lookup.
         top_k: children a token of the draft's tree gets, and tokens of a level that get any; None: what the bundle's
             head scores. 1 makes the tree a chain. Bundles of a precision below fp32 only ever run chains, since
@@ -92,7 +92,7 @@ class Speculation:
             MisuseError: the mode needs a head or exits that are not there.
         """
         if self.mode == "auto":
-            return "draft" if has_draft else "off"
+            return "draft+lookup" if has_draft else "off"
         if "exits" in self.mode:
             self._check_exits(exits)
         if "draft" in self.mode and not has_draft:

@@ -95,7 +95,7 @@ _EXPLORING = "fp32, 5 stages at once"
 EXPORTS = (_FP32, _STAGED, _INT4)
 CONTENDERS = (
     Contender(_FP32, "fp32", "off"),
-    Contender(_FP32, "fp32, draft head", "draft"),
+    Contender(_FP32, "fp32, draft and lookup", "draft+lookup"),
     Contender(_STAGED, "fp32, 5 stages", "off"),
     Contender(_STAGED, _EXPLORING, "exits"),
     Contender(_INT4, "int4", "off"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=click.Choice(get_args(Mode)),
     default="auto",
     show_default=True,
-    help="Who proposes tokens before the model has decided. Never changes the text; auto: the draft head, if any.",
+    help="Who proposes tokens ahead of the model; never changes the text. auto: draft+lookup where there is a head.",
 )
 @click.option("--draft-depth", type=int, help="The most tokens proposed in a row.")
 @click.option("--draft-top-k", type=int, help="Children of a token in the draft's tree; 1 makes it a chain.")
