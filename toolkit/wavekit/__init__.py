@@ -42,6 +42,8 @@ def load(
     check_hashes: bool = True,
     concurrency: int = 4,
     prefix_memory: int = 0,
+    engine: str = "onnxruntime",
+    device: str = "cpu",
 ) -> "LLM":
     """Open a bundle for decoding; see `wavekit.llm.load`."""
     from wavekit import llm
@@ -53,4 +55,6 @@ def load(
         check_hashes=check_hashes,
         concurrency=concurrency,
         prefix_memory=prefix_memory,
+        engine=engine,
+        device=device,
     )
