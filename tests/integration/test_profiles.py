@@ -41,7 +41,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def profile_of(bundle: Bundle, **setting: Any) -> Profile:
     found = Setting(**{"threads": 3, "lanes": 2, "speculation": Speculation("lookup", tokens=7), **setting})
-    return Profile(HERE, profiles.digest_of(bundle), found, 1.5, 2, "0", "2026-01-01")
+    return Profile(HERE, profiles.digest_of(bundle), found, 1.5, "0", "2026-01-01")
 
 
 @pytest.fixture

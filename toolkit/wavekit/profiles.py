@@ -36,14 +36,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Profile:
-    """The setting found for a machine; ``speed`` is over plain decoding with its best number of threads."""
+    """The setting found for a machine; ``speed`` is over plain decoding with all cores."""
 
     machine: Machine
     bundle: str
     """SHA-256 of the manifest it was measured with."""
     setting: Setting
     speed: float
-    plain_threads: int
     wavekit: str
     created: str
     format: str = FORMAT

@@ -84,7 +84,6 @@ def tune(
         digest_of(opened),
         report.chosen,
         report.speed,
-        report.plain.threads,
         __version__,
         report.created,
     )

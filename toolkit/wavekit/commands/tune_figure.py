@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from wavekit.commands.bench_figure import draw_bars, encoded
+from wavekit.tuning.candidates import described
 from wavekit.tuning.report import TrialReport, TuneReport
 from wavekit.tuning.search import TIE
 
@@ -25,7 +26,7 @@ def tune_figure(report: TuneReport, kind: str) -> bytes | None:
         above, below = figure.subplots(2, 1, height_ratios=(1.2 + 0.24 * len(shown), 2.2))
         rows = [(f"{trial.phase}: {trial.name}", trial.speed, _remark(trial)) for trial in shown if trial.speed]
         chosen = [place for place, trial in enumerate(shown) if trial.outcome == "chosen"]
-        draw_bars(above, rows, f"speed over plain decoding with {report.plain.threads} threads", chosen)
+        draw_bars(above, rows, f"speed over plain decoding ({described(report.plain)})", chosen)
         above.axvspan(1, TIE, color=DARK, alpha=0.35, linewidth=0)
         for label, curve, colour in (
             ("the model", report.costs.target, DARK),

@@ -110,7 +110,8 @@ class Search:
         """The fastest of these that is faster than plain decoding beyond doubt, or None.
 
         All prompts are written in rounds, one at least and up to 5 while there is time. What is chosen was faster than
-        plain decoding by more than `TIE`, in the median of its turns and in total, and slower in no round.
+        ``plain`` by more than `TIE`, in the median of its turns and in total, and slower in no round. Where plain
+        decoding with another number of threads is among the settings, the others must be that much faster than it too.
         """
         finalists = [Trial("final", setting) for setting in settings]
         self.trials += finalists
@@ -124,7 +125,9 @@ class Search:
             trial.outcome = "no gain" if trial not in gaining else "behind"
         if not gaining:
             return None
-        best = max(gaining, key=lambda trial: trial.total)
+        bar = max((trial.total for trial in gaining if _is_plain(trial)), default=1.0)
+        rivals = [trial for trial in gaining if _is_plain(trial) or trial.total > TIE * bar]
+        best = max(rivals, key=lambda trial: trial.total)
         best.outcome = "chosen"
         return best
 
@@ -156,6 +159,10 @@ class Search:
 
 def _right(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.outcome != "another text"]
+
+
+def _is_plain(trial: Trial) -> bool:
+    return trial.setting.speculation.mode == "off"
 
 
 def _gains(trial: Trial, prompts: int) -> bool:

@@ -48,7 +48,7 @@ class BundleSource:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found: plain decoding with its best number of threads, and what is faster still, if anything is."""
+    """What was found; speeds are over ``plain``, which has all cores."""
 
     plain: Setting
     chosen: Trial | None
@@ -69,7 +69,7 @@ class Tuned:
 
     @property
     def speed(self) -> float:
-        """Of that over plain decoding, in total over all texts of the decision."""
+        """Of that, in total over all texts of the decision."""
         return self.chosen.total if self.chosen is not None else 1.0
 
 
@@ -96,13 +96,12 @@ def tune(
     def until(phase: Phase) -> float:
         return start + seconds * _SHARES[phase]
 
-    most, *fewer = thread_settings(cores)
-    plain = most
+    plain, *fewer = thread_settings(cores)
     speculating = bool(mode_settings(decoder, cores, cores))
-    best = search.halve("threads", most, fewer, until("threads" if speculating else "limits"))
-    if best and best[0].speed > TIE and best[0].total > TIE:
-        plain = best[0].setting
-    modes = search.halve("modes", plain, mode_settings(decoder, cores, plain.threads), until("modes"))
+    counts = search.halve("threads", plain, fewer, until("threads" if speculating else "limits"))
+    best = [trial.setting for trial in counts[:1] if trial.speed > TIE]
+    settings = mode_settings(decoder, cores, best[0].threads if best else cores)
+    modes = search.halve("modes", plain, settings, until("modes"))
     finalists = [trial.setting for trial in modes]
     while finalists and clock() < until("limits"):
         around = [finalists[0], *limits_around(decoder, finalists[0])]
@@ -110,6 +109,5 @@ def tune(
         if not found or found[0] == finalists[0]:
             break
         finalists = [found[0], *(setting for setting in finalists if setting != found[0])]
-    doubted = [most] if plain != most else []  # fewer threads may have been faster by chance
-    chosen = search.decide(plain, [*finalists[:_FINALISTS], *doubted], until("final"))
+    chosen = search.decide(plain, [*finalists[:_FINALISTS], *best], until("final"))
     return Tuned(plain, chosen, tuple(search.trials))
