@@ -1,17 +1,18 @@
 """Small helpers of the integration tests: export a checkpoint folder and open its decoder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 
+from wavekit.backends import open_engines
 from wavekit.decoder import Decoder
-from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, export_bundle
-from wavekit_engines.ort_engine import OrtEngine
 
 
 def exported(checkpoint: Path, bundle: Path, **options: Any) -> Path:
@@ -20,11 +21,15 @@ def exported(checkpoint: Path, bundle: Path, **options: Any) -> Path:
     return bundle
 
 
-def opened(bundle: Path, threads: int = 1) -> Decoder:
+def opened(bundle: Path, threads: int = 1, engine: str = "onnxruntime") -> Decoder:
     """Open a bundle's engines."""
     found = open_bundle(bundle)
-    stages = [OrtEngine(found.path, stage.graph, threads) for stage in found.manifest.stages]
-    return Decoder(found.manifest, Engines(stages, OrtEngine(found.path, found.manifest.head, threads)))
+    return Decoder(found.manifest, open_engines(found, engine, "cpu", threads))
+
+
+def slowly(names: Sequence[str], slow: Sequence[str]) -> list[Any]:
+    """Parameters of a test, those that take long marked."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def greedy(logits: np.ndarray, position: int) -> int:

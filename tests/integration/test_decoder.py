@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engines import decoded, exported, greedy, opened
+from engines import decoded, exported, greedy, opened, slowly
 from tiny_models import CONTEXT, VOCABULARY, save_tiny
 
 from wavekit.decoder import Decoder
@@ -80,12 +80,16 @@ def test_only_the_boundaries_that_were_asked_for_are_put_out(tmp_path: Path) -> 
     assert manifest.taps == (0, 3)
 
 
-@pytest.fixture(scope="module", params=[(), (1, 3)], ids=["1-stage", "3-stages"])
+CASES = {"1-stage": ((), "onnxruntime"), "3-stages": ((1, 3), "onnxruntime"), "torch": ((1, 3), "torch")}
+
+
+@pytest.fixture(scope="module", params=slowly(list(CASES), ["torch"]))
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """Windows of 8 in half of the layers."""
     folder = tmp_path_factory.mktemp("decoder")
     save_tiny("qwen3-window", folder / "model", seed=4)
-    return opened(exported(folder / "model", folder / "bundle", split=request.param))
+    split, engine = CASES[request.param]
+    return opened(exported(folder / "model", folder / "bundle", split=split), engine=engine)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 199])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_models import draft_of
-from engines import exported
+from engines import exported, slowly
 from tiny_models import VOCABULARY, save_tiny
 
 import wavekit
@@ -40,8 +40,11 @@ BUNDLES = {
     "window": ("qwen3-window", {"split": (1, 3)}),
     "longrope": ("phi3-longrope", {"split": (2, 3)}),
     "int8": ("gemma3-tied", {"precision": "int8", "split": (2, 4)}),
+    "torch-longrope": ("phi3-longrope", {"split": (2, 3)}),
+    "torch-int8": ("gemma3-tied", {"precision": "int8", "split": (2, 4)}),
 }
-FLOAT32 = [name for name in BUNDLES if name != "int8"]
+IN_TORCH = ["torch-longrope", "torch-int8"]
+FLOAT32 = slowly([name for name in BUNDLES if not name.endswith("int8")], IN_TORCH)
 WAYS = [
     "exits",
     "draft+exits",
@@ -66,7 +69,7 @@ def random_exits(model: Path, boundaries: tuple[int, ...], rank: int = 8) -> Exi
     return Exits(shape, weights, np.zeros(spec.vocab_size, np.int64))
 
 
-@pytest.fixture(scope="module", params=BUNDLES)
+@pytest.fixture(scope="module", params=slowly(list(BUNDLES), IN_TORCH))
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     name, options = BUNDLES[request.param]
     folder = tmp_path_factory.mktemp("exploration")
@@ -83,7 +86,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         exit_precision=precision,
         **options,
     )
-    return wavekit.load(bundle, threads=1, lanes=2)
+    engine = "torch" if request.param.startswith("torch") else "onnxruntime"
+    return wavekit.load(bundle, threads=1, lanes=2, engine=engine)
 
 
 class Informed(ExitSource):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from command_line import assert_one_line, save_text_model, wavekit_here
 from draft_models import draft_of
-from engines import exported
+from engines import exported, slowly
 from tiny_models import VOCABULARY, save_tiny
 
 import wavekit
@@ -54,15 +54,16 @@ BUNDLES = {
     "torch-window": ("qwen3-window", {"split": (2,)}),
     "torch-fp16": ("llama-tied", {"precision": "fp16"}),
 }
-ROUNDED = ["int4", "int8-staged", "fp16", "torch-fp16"]
-FLOAT32 = [name for name in BUNDLES if name not in ROUNDED]
+IN_TORCH = ["torch-window", "torch-fp16"]
+ROUNDED = slowly(["int4", "int8-staged", "fp16", "torch-fp16"], IN_TORCH)
+FLOAT32 = slowly([name for name in BUNDLES if name not in ROUNDED and name != "torch-fp16"], IN_TORCH)
 
 
 def tokens(seed: int, count: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
 
 
-@pytest.fixture(scope="module", params=BUNDLES)
+@pytest.fixture(scope="module", params=slowly(list(BUNDLES), IN_TORCH))
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """A model with a random head; its texts are long enough to repeat themselves at times."""
     name, options = BUNDLES[request.param]

@@ -16,14 +16,15 @@ from wavekit.lattice import Lattice, Node
 from wavekit.sequence_workers import SequenceWorkers
 
 MODELS = ("llama-tied", "gemma3-tied", "qwen3-window", "smollm3-tied")  # windows of 8, layers without rotary
+CASES = [(name, split, "onnxruntime") for name in MODELS for split in ((), (1, 3))] + [("gemma3-tied", (1, 3), "torch")]
 
 
-@pytest.fixture(scope="module", params=[(name, split) for name in MODELS for split in ((), (1, 3))], ids=str)
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    name, split = request.param
+    name, split, engine = request.param
     folder = tmp_path_factory.mktemp(name)
     save_tiny(name, folder / "checkpoint", seed=3)
-    return opened(exported(folder / "checkpoint", folder / "bundle", split=split))
+    return opened(exported(folder / "checkpoint", folder / "bundle", split=split), engine=engine)
 
 
 def run_tree(workers: SequenceWorkers, lattice: Lattice, committed: int) -> dict[Node, np.ndarray]:
