@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import wavekit
-from wavekit.exit_recording import record
+from wavekit.decoding.exit_recording import record
+from wavekit.decoding.speculation import Speculation
+from wavekit.decoding.stage_costs import measure_stage_costs
 from wavekit.llm import LLM, available_cores
-from wavekit.speculation import Speculation
-from wavekit.stage_costs import measure_stage_costs
 from wavekit_calibration.dex_baselines import selection
 from wavekit_calibration.dex_nodes import count_nodes
 from wavekit_calibration.dex_replay import DexStages, replay

@@ -21,8 +21,8 @@ from statistics import median, quantiles
 from typing import Any
 
 import wavekit
+from wavekit.decoding.speculation import Speculation
 from wavekit.llm import LLM, GenerationResult
-from wavekit.speculation import Speculation
 from wavekit_calibration.prompts import read_prompts
 
 CHAIN = 5

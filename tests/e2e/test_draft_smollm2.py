@@ -10,8 +10,8 @@ from prompts import PROMPTS
 
 import wavekit
 from wavekit.commands.demo import SHIPPED_DRAFT
+from wavekit.decoding.speculation import Speculation
 from wavekit.llm import LLM
-from wavekit.speculation import Speculation
 from wavekit_calibration.draft_data import AnsweredText, StateStore, make_batch
 from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.draft_loss import Acceptance, Teacher, count_accepted

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from wavekit.backends import open_engines
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, export_bundle

@@ -8,11 +8,11 @@ from command_line import save_text_model
 from engines import exported
 
 import wavekit
-from wavekit.batch_writer import Answer, BatchWriter
-from wavekit.decoder import Decoder
+from wavekit.decoding.batch_writer import Answer, BatchWriter
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sampling import SamplingParams
+from wavekit.decoding.sequence_workers import Engines
 from wavekit.llm import LLM
-from wavekit.sampling import SamplingParams
-from wavekit.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.errors import ContextLengthError, MisuseError
 from wavekit_engines.ort_engine import OrtEngine

@@ -11,8 +11,8 @@ import transformers
 from engines import decoded, exported, greedy, opened, slowly
 from tiny_models import CONTEXT, VOCABULARY, save_tiny
 
-from wavekit.decoder import Decoder
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
 from wavekit_engines.errors import ContextLengthError, MisuseError
 
 # An embedding scale, post norms, windows, biases and norms of q and k: everything that comes before a boundary.

@@ -19,14 +19,14 @@ from tiny_models import VOCABULARY, save_tiny
 
 import wavekit
 from wavekit import Speculation
-from wavekit.decoder import DecodeStats
-from wavekit.exit_source import ExitSource
-from wavekit.exit_worker import ExitScores
-from wavekit.lattice import Lattice, Node
+from wavekit.decoding.decoder import DecodeStats
+from wavekit.decoding.exit_source import ExitSource
+from wavekit.decoding.exit_worker import ExitScores
+from wavekit.decoding.lattice import Lattice, Node
+from wavekit.decoding.sampling import Sampler, SamplingParams
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.speculator import Speculator
 from wavekit.llm import LLM
-from wavekit.sampling import Sampler, SamplingParams
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
-from wavekit.speculator import Speculator
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.exit_spec import Exits, ExitSpec
 from wavekit_engines.families import decoder_spec

@@ -14,7 +14,7 @@ from tiny_models import VOCABULARY, save_tiny
 from vocabulary_tables import hidden_rows, tables
 
 import wavekit
-from wavekit.head_worker import HeadWorker
+from wavekit.decoding.head_worker import HeadWorker
 from wavekit_engines.bundle import GraphInfo, TensorInfo, open_bundle
 from wavekit_engines.decoder_spec import DecoderSpec, LayerSpec, RopeSpec
 from wavekit_engines.engine import Binding

@@ -15,8 +15,8 @@ import transformers
 from engines import decoded, exported, opened, without_rounded_activations
 from tiny_models import VOCABULARY, save_tiny
 
-from wavekit.decoder import Decoder
-from wavekit.sequence_workers import Engines
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sequence_workers import Engines
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.ort_engine import OrtEngine
 from wavekit_engines.quantization import BLOCK_SIZES, bits_of, dequantize_rows, quantize_rows

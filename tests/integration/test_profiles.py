@@ -14,9 +14,9 @@ from tiny_models import save_tiny
 
 import wavekit
 from wavekit import profiles
+from wavekit.decoding.speculation import Speculation
 from wavekit.machine import Machine
 from wavekit.profiles import Profile, Setting, write_profile
-from wavekit.speculation import Speculation
 from wavekit_engines.bundle import Bundle, open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 

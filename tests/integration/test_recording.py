@@ -13,7 +13,7 @@ from tiny_models import save_tiny
 
 import wavekit
 from wavekit import Speculation
-from wavekit.exit_recording import Recording, record
+from wavekit.decoding.exit_recording import Recording, record
 from wavekit.llm import LLM
 from wavekit_calibration.dex_replay import DexStages, replay
 from wavekit_calibration.exit_trace import ExitTrace, TraceHeader, load_trace

@@ -21,13 +21,13 @@ from tiny_models import VOCABULARY, save_tiny
 
 import wavekit
 from wavekit import Speculation
-from wavekit.draft_worker import DraftWorker
+from wavekit.decoding.draft_worker import DraftWorker
+from wavekit.decoding.sampling import Sampler, SamplingParams
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.sources import ANCHOR, Candidates
+from wavekit.decoding.speculation import Silence
+from wavekit.decoding.speculator import Speculator
 from wavekit.llm import LLM
-from wavekit.sampling import Sampler, SamplingParams
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
-from wavekit.sources import ANCHOR, Candidates
-from wavekit.speculation import Silence
-from wavekit.speculator import Speculator
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError
 

@@ -21,7 +21,7 @@ from tiny_models import TINY_MODELS, VOCABULARY, save_tiny
 import wavekit
 from wavekit import Speculation
 from wavekit.backends import open_engines
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
 from wavekit.llm import LLM
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, save_tiny
 
-from wavekit.decoder import Decoder
-from wavekit.lattice import Lattice, Node
-from wavekit.sequence_workers import SequenceWorkers
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.lattice import Lattice, Node
+from wavekit.decoding.sequence_workers import SequenceWorkers
 
 MODELS = ("llama-tied", "gemma3-tied", "qwen3-window", "smollm3-tied")  # windows of 8, layers without rotary
 CASES = [(name, split, "onnxruntime") for name in MODELS for split in ((), (1, 3))] + [("gemma3-tied", (1, 3), "torch")]

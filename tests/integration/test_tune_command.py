@@ -12,8 +12,8 @@ from fake_times import FakeTimes
 import wavekit
 from wavekit.benchmarking import bench
 from wavekit.benchmarking.openings import Openings
+from wavekit.decoding.speculation import Speculation
 from wavekit.profiles import FOLDER, Setting, profile_for
-from wavekit.speculation import Speculation
 from wavekit.tuning.tune import Tuned, tune
 from wavekit_engines.bundle import open_bundle
 

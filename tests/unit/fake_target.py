@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wavekit.decoder import Decoder
-from wavekit.sequence_workers import Engines
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sequence_workers import Engines
 from wavekit_engines.bundle import (
     DraftInfo,
     EngineInfo,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavekit.choice import TargetChoice, token_logprobs
-from wavekit.sampling import Sampler, SamplingParams
+from wavekit.decoding.sampling import Sampler, SamplingParams
 
 VOCABULARY = 8
 

@@ -13,12 +13,12 @@ from fake_target import SWITCH, VOCABULARY, FakeExits, FakeTarget, Ranked, Text,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavekit.decoder import Decoder, DecodeStats
-from wavekit.lattice import NOBODY, SPECULATED
-from wavekit.sampling import Sampler, SamplingParams
-from wavekit.sources import ANCHOR, Candidates
-from wavekit.speculation import Silence, Speculation
-from wavekit.speculator import Speculator
+from wavekit.decoding.decoder import Decoder, DecodeStats
+from wavekit.decoding.lattice import NOBODY, SPECULATED
+from wavekit.decoding.sampling import Sampler, SamplingParams
+from wavekit.decoding.sources import ANCHOR, Candidates
+from wavekit.decoding.speculation import Silence, Speculation
+from wavekit.decoding.speculator import Speculator
 from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
 from wavekit_engines.errors import WavekitError
 

@@ -9,13 +9,13 @@ from fake_target import SWITCH, VOCABULARY, FakeDraft, FakeTarget, Text, World, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavekit.budget import Budget
-from wavekit.decoder import DecodeStats
-from wavekit.draft_source import MOST_PENDING, PATIENCE, DraftSource
-from wavekit.lookup import LookupSource
-from wavekit.pass_costs import PassCosts
-from wavekit.sequence_workers import SequenceWorkers
-from wavekit.speculator import Speculator
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.decoder import DecodeStats
+from wavekit.decoding.draft_source import MOST_PENDING, PATIENCE, DraftSource
+from wavekit.decoding.lookup import LookupSource
+from wavekit.decoding.pass_costs import PassCosts
+from wavekit.decoding.sequence_workers import SequenceWorkers
+from wavekit.decoding.speculator import Speculator
 
 CHEAP = Budget(PassCosts([1.0, 1.05, 1.1, 1.15]), PassCosts([0.05, 0.05, 0.05, 0.05]))
 STEEP = Budget(PassCosts([1.0, 2.0, 3.0, 4.0]), PassCosts([0.5, 0.6, 0.7, 0.8]))
@@ -175,7 +175,7 @@ def test_a_head_that_comes_to_pay_is_used_again() -> None:
 
 
 def test_pairs_do_not_pile_up_while_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wavekit.draft_source.PATIENCE", 10**9)
+    monkeypatch.setattr("wavekit.decoding.draft_source.PATIENCE", 10**9)
     world, most = World(2), MOST_PENDING
     target = FakeTarget(world, 1, context=1000)
     draft = FakeDraft(target, (1,), knowing(world, 3))

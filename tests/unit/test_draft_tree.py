@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavekit.draft_tree import DraftTree
-from wavekit.draft_trust import DraftTrust
-from wavekit.lattice import Lattice
-from wavekit.sources import ANCHOR, Candidates
+from wavekit.decoding.draft_tree import DraftTree
+from wavekit.decoding.draft_trust import DraftTrust
+from wavekit.decoding.lattice import Lattice
+from wavekit.decoding.sources import ANCHOR, Candidates
 
 Path = tuple[int, ...]
 

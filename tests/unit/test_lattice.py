@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavekit.lattice import Lattice, Node
+from wavekit.decoding.lattice import Lattice, Node
 
 TOKENS = 4
 

@@ -5,9 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavekit.lattice import Lattice
-from wavekit.lookup import MATCHES, LookupSource
-from wavekit.sources import Candidates
+from wavekit.decoding.lattice import Lattice
+from wavekit.decoding.lookup import MATCHES, LookupSource
+from wavekit.decoding.sources import Candidates
 
 
 def proposed(source: LookupSource, text: list[int], depth: int = 63) -> list[list[int]]:

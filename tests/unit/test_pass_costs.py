@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavekit.budget import Budget
-from wavekit.pass_costs import MEASURED, PassCosts
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.pass_costs import MEASURED, PassCosts
 
 seconds = st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=len(MEASURED))
 chances = st.lists(st.floats(0, 1), max_size=63)
@@ -40,7 +40,7 @@ def test_measuring_finds_the_slope_and_ends_soon(base: float, slope: float, monk
         ran.append(rows)
         now += (base + slope * rows) * (next(noise) if base < 0.01 else 1)
 
-    monkeypatch.setattr("wavekit.pass_costs.perf_counter", lambda: now)
+    monkeypatch.setattr("wavekit.decoding.pass_costs.perf_counter", lambda: now)
     costs = PassCosts.measure(run)
     for rows in (2, 4, 8, 64):
         assert costs.relative(rows) == pytest.approx((base + slope * rows) / (base + slope), rel=0.01)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wavekit.sampling import Sampler, SamplingParams, SeenTokens, uniform
+from wavekit.decoding.sampling import Sampler, SamplingParams, SeenTokens, uniform
 from wavekit_engines.errors import MisuseError, WavekitError
 
 Array = NDArray[Any]
@@ -224,7 +224,7 @@ def test_random_numbers_are_uniform_over_positions_and_over_seeds() -> None:
 def test_the_ends_of_the_unit_interval_draw_tokens_that_have_weight(
     monkeypatch: pytest.MonkeyPatch, u: float, vocabulary: int
 ) -> None:
-    monkeypatch.setattr("wavekit.sampling.uniform", lambda seed, position: u)
+    monkeypatch.setattr("wavekit.decoding.sampling.uniform", lambda seed, position: u)
     logits = np.full(vocabulary, -np.inf, np.float32)
     logits[vocabulary // 2] = 1
     assert Sampler(SamplingParams(temperature=1.0), vocabulary).choose(logits, 0) == vocabulary // 2

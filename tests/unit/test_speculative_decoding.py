@@ -9,14 +9,14 @@ from fake_target import SWITCH, VOCABULARY, FakeTarget, World, fake_decoder, gre
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavekit.budget import Budget
-from wavekit.decoder import DecodeStats
-from wavekit.lattice import LATTICE_ROWS
-from wavekit.pass_costs import PassCosts
-from wavekit.sampling import Sampler, SamplingParams
-from wavekit.sources import ANCHOR, Candidates
-from wavekit.speculation import MOST_TOKENS, Silence
-from wavekit.speculator import Speculator
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.decoder import DecodeStats
+from wavekit.decoding.lattice import LATTICE_ROWS
+from wavekit.decoding.pass_costs import PassCosts
+from wavekit.decoding.sampling import Sampler, SamplingParams
+from wavekit.decoding.sources import ANCHOR, Candidates
+from wavekit.decoding.speculation import MOST_TOKENS, Silence
+from wavekit.decoding.speculator import Speculator
 
 
 @dataclass

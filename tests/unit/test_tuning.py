@@ -8,8 +8,8 @@ from fake_times import FakeTimes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wavekit.decoding.speculation import Speculation
 from wavekit.profiles import Setting
-from wavekit.speculation import Speculation
 from wavekit.tuning.candidates import described, thread_settings
 from wavekit.tuning.search import TIE, Search
 

@@ -12,8 +12,8 @@ from importlib.metadata import version as _version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wavekit.speculation import Speculation
-from wavekit.timeline import Timeline
+from wavekit.decoding.speculation import Speculation
+from wavekit.decoding.timeline import Timeline
 from wavekit_engines.errors import BundleError, ContextLengthError, MisuseError, WavekitError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Each engine's library is imported only when the engine is asked for. Nothing her
 from importlib.util import find_spec
 from typing import Literal, get_args
 
-from wavekit.sequence_workers import Engines
+from wavekit.decoding.sequence_workers import Engines
 from wavekit_engines.bundle import Bundle, GraphInfo
 from wavekit_engines.errors import MisuseError
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from wavekit.decoding.sampling import Floats, Sampler, SeenTokens
 from wavekit.results import TokenLogprobs
-from wavekit.sampling import Floats, Sampler, SeenTokens
 
 
 class Constraint(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wavekit.sampling import Floats
+from wavekit.decoding.sampling import Floats
 from wavekit.tokenizer import Tokenizer
 from wavekit_engines.errors import MisuseError, WavekitError
 

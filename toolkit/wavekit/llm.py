@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wavekit.backends import open_engines
 from wavekit.choice import TargetChoice
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sampling import Sampler
+from wavekit.decoding.speculation import Speculation
 from wavekit.grammar import Grammars
 from wavekit.machine import available_cores
 from wavekit.options import GenerationOptions, Options
 from wavekit.profiles import opening
 from wavekit.results import FinishReason, GenerationResult, Step, Timings, TokenLogprobs
-from wavekit.sampling import Sampler
-from wavekit.speculation import Speculation
 from wavekit.statistics import Statistics, Tally
 from wavekit.streaming import TextStream
 from wavekit.streams import AsyncGenerationStream, GenerationStream

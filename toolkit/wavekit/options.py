@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from wavekit.sampling import SamplingParams
-from wavekit.speculation import Mode, Speculation
-from wavekit.timeline import Timeline
+from wavekit.decoding.sampling import SamplingParams
+from wavekit.decoding.speculation import Mode, Speculation
+from wavekit.decoding.timeline import Timeline
 from wavekit_engines.errors import MisuseError
 
 MOST_LOGPROBS = 100

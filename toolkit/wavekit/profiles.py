@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from wavekit.decoding.speculation import Speculation
 from wavekit.machine import Machine, available_cores, this_machine
-from wavekit.speculation import Speculation
 from wavekit.telemetry import logger
 from wavekit_engines.atomic import write_file
 from wavekit_engines.bundle import MANIFEST, Bundle, Manifest, sha256

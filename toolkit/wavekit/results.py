@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from wavekit.exploration import ExplorationStats
-from wavekit.generation import DecodeStats
-from wavekit.speculation import SpeculationStats
+from wavekit.decoding.exploration import ExplorationStats
+from wavekit.decoding.generation import DecodeStats
+from wavekit.decoding.speculation import SpeculationStats
 
 FinishReason = Literal["stop", "length", "deadline", "cancelled"]
 

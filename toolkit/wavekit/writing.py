@@ -11,15 +11,15 @@ from itertools import zip_longest
 from time import perf_counter
 
 from wavekit.choice import TargetChoice
-from wavekit.decoder import Decoder, DecodeStats
-from wavekit.exploration import exploration_stats
-from wavekit.lattice import NOBODY
+from wavekit.decoding.decoder import Decoder, DecodeStats
+from wavekit.decoding.exploration import exploration_stats
+from wavekit.decoding.lattice import NOBODY
+from wavekit.decoding.speculation import Mode, SpeculationStats
+from wavekit.decoding.speculator import SpeculatorMaker
+from wavekit.decoding.timeline import Timeline
 from wavekit.results import FinishReason, GenerationResult, Step, Timings
-from wavekit.speculation import Mode, SpeculationStats
-from wavekit.speculator import SpeculatorMaker
 from wavekit.streaming import TextStream
 from wavekit.telemetry import Watch
-from wavekit.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ Modes are those that `wavekit verify` checks, see `verification.ways`.
 from collections.abc import Sequence
 
 from wavekit.benchmarking.runs import Way
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.speculation import Mode, Speculation
 from wavekit.profiles import Profile, Setting, speculation_keeps_texts
-from wavekit.speculation import Mode, Speculation
 from wavekit.verification.ways import ways_of
 from wavekit_engines.errors import MisuseError
 

@@ -30,8 +30,8 @@ from wavekit_engines.errors import MisuseError, WavekitError
 
 if TYPE_CHECKING:
     from wavekit.commands.demo_reference import Reference
+    from wavekit.decoding.speculation import Mode
     from wavekit.llm import LLM
-    from wavekit.speculation import Mode
     from wavekit_calibration.result import Calibration
     from wavekit_engines.quantization import Precision
 

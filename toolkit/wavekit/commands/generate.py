@@ -11,7 +11,7 @@ import click
 import wavekit
 from wavekit.backends import ENGINES
 from wavekit.commands.export import Boundaries
-from wavekit.speculation import Mode
+from wavekit.decoding.speculation import Mode
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
 

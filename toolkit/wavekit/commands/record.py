@@ -83,7 +83,7 @@ def _encoded(llm: LLM, file: Path | None, count: int) -> list[list[int]]:
 
 
 def _trace(llm: LLM, prompts: list[list[int]], max_new_tokens: int, line: Progress) -> "ExitTrace":
-    from wavekit.exit_recording import record as recorded
+    from wavekit.decoding.exit_recording import record as recorded
     from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
 
     manifest, ends = llm.manifest, frozenset(llm.manifest.generation.stop_token_ids)
@@ -111,7 +111,7 @@ def _trace(llm: LLM, prompts: list[list[int]], max_new_tokens: int, line: Progre
 
 def _stage_costs(llm: LLM, line: Progress) -> dict[str, object]:
     """Milliseconds, as `wavekit_calibration.dex_time` reads them."""
-    from wavekit.stage_costs import measure_stage_costs
+    from wavekit.decoding.stage_costs import measure_stage_costs
 
     line("what stages cost", 1, 2)
     costs = measure_stage_costs(llm.decoder)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from wavekit.batch_writer import BatchWriter
+from wavekit.decoding.batch_writer import BatchWriter
+from wavekit.decoding.sampling import SamplingParams
 from wavekit.llm import available_cores
-from wavekit.sampling import SamplingParams
 from wavekit_calibration.draft_texts import Answered, Request, TextWriter, WrittenStates
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from wavekit.decoding.speculation import Mode
 from wavekit.llm import Prompt
 from wavekit.options import Options
 from wavekit.serving.errors import ApiError
-from wavekit.speculation import Mode
 
 _MOST_STOPS = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from wavekit.benchmarking.offered import modes_of
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.speculation import Speculation
 from wavekit.profiles import Setting, speculation_keeps_texts
-from wavekit.speculation import Speculation
 
 _FEW_CORES = 4
 _DEPTHS, _TOKENS, _TOP_KS = (2, 4), (4, 8, 16), (1, 2)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from wavekit.decoder import Decoder
-from wavekit.pass_costs import MEASURED, PassCosts
-from wavekit.stage_costs import StageCosts, measure_stage_costs
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.pass_costs import MEASURED, PassCosts
+from wavekit.decoding.stage_costs import StageCosts, measure_stage_costs
 
 
 @dataclass(frozen=True)

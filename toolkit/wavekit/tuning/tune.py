@@ -6,7 +6,7 @@ from statistics import median
 
 from wavekit.benchmarking.openings import Openings
 from wavekit.benchmarking.runs import Written, write
-from wavekit.decoder import Decoder
+from wavekit.decoding.decoder import Decoder
 from wavekit.profiles import Setting
 from wavekit.tuning.candidates import limits_around, mode_settings, thread_settings
 from wavekit.tuning.search import TIE, Phase, Search, Source, Trial

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from wavekit.decoder import Decoder
-from wavekit.sampling import Sampler, SamplingParams
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sampling import Sampler, SamplingParams
 from wavekit.verification.findings import Check
 from wavekit.verification.passes import passes
 from wavekit_engines.engine import Array

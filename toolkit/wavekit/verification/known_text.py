@@ -7,12 +7,12 @@ every pass rows are accepted and dropped, caches are closed up, and branches run
 import random
 from collections.abc import Sequence
 
-from wavekit.decoder import Decoder
-from wavekit.sampling import Sampler, SamplingParams, SeenTokens
-from wavekit.sequence_workers import SequenceWorkers
-from wavekit.sources import ANCHOR, Candidates, Source
-from wavekit.speculation import Silence
-from wavekit.speculator import Speculator
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sampling import Sampler, SamplingParams, SeenTokens
+from wavekit.decoding.sequence_workers import SequenceWorkers
+from wavekit.decoding.sources import ANCHOR, Candidates, Source
+from wavekit.decoding.speculation import Silence
+from wavekit.decoding.speculator import Speculator
 from wavekit.verification.tolerances import rounds
 from wavekit_engines.engine import Array
 

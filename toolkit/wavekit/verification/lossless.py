@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from wavekit.decoding.sampling import Sampler, SamplingParams, uniform
+from wavekit.decoding.speculation import Mode, Speculation
 from wavekit.llm import LLM
-from wavekit.sampling import Sampler, SamplingParams, uniform
-from wavekit.speculation import Mode, Speculation
 from wavekit.verification.findings import Check, Divergence
 from wavekit.verification.known_text import written_in_pairs, written_knowing
 from wavekit.verification.passes import next_logits

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from wavekit.decoder import Decoder
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
 from wavekit_engines.engine import Array
 
 _HEAD_ROWS = 32

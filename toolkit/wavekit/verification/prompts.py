@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from wavekit.decoding.sequence_workers import PREFILL_CHUNK
 from wavekit.llm import LLM
-from wavekit.sequence_workers import PREFILL_CHUNK
 from wavekit_engines.errors import MisuseError, WavekitError
 
 _LEDGER = "".join(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wavekit.decoder import Decoder
-from wavekit.sequence_workers import switches_to_long
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sequence_workers import switches_to_long
 from wavekit.verification.findings import Check
 from wavekit.verification.passes import Passes, passes, relative
 from wavekit.verification.tolerances import tolerance_of

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from wavekit.decoder import Decoder
-from wavekit.sampling import SamplingParams
-from wavekit.speculation import Mode, Speculation
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.sampling import SamplingParams
+from wavekit.decoding.speculation import Mode, Speculation
 from wavekit_engines.errors import MisuseError
 
 _NOT_A_WAY = ("auto", "off")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wavekit.decoder import Decoder, DecodeStats
-from wavekit.speculation import Speculation
+from wavekit.decoding.decoder import Decoder, DecodeStats
+from wavekit.decoding.speculation import Speculation
 from wavekit_engines.engine import Array
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from wavekit.sequence_workers import switches_to_long
-from wavekit.stage_worker import StageWorker
+from wavekit.decoding.sequence_workers import switches_to_long
+from wavekit.decoding.stage_worker import StageWorker
 from wavekit.verification.against_checkpoint.reference import States, joined
 from wavekit_engines.bundle import Manifest, StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec

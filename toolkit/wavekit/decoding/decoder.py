@@ -8,20 +8,20 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from wavekit.budget import Budget
-from wavekit.draft_source import DraftSource
-from wavekit.exit_source import ExitSource
-from wavekit.generation import Chooser, DecodeStats, Generation, Request
-from wavekit.head_worker import HEAD_ROWS
-from wavekit.lanes import Lanes
-from wavekit.lattice import LATTICE_ROWS
-from wavekit.lookup import LookupSource
-from wavekit.pass_costs import MEASURED, PassCosts
-from wavekit.prefix_cache import PrefixCache
-from wavekit.sequence_workers import Engines, SequenceWorkers, WorkerPool, switches_to_long
-from wavekit.sources import Source
-from wavekit.speculation import Speculation
-from wavekit.speculator import Speculator, SpeculatorMaker
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.draft_source import DraftSource
+from wavekit.decoding.exit_source import ExitSource
+from wavekit.decoding.generation import Chooser, DecodeStats, Generation, Request
+from wavekit.decoding.head_worker import HEAD_ROWS
+from wavekit.decoding.lanes import Lanes
+from wavekit.decoding.lattice import LATTICE_ROWS
+from wavekit.decoding.lookup import LookupSource
+from wavekit.decoding.pass_costs import MEASURED, PassCosts
+from wavekit.decoding.prefix_cache import PrefixCache
+from wavekit.decoding.sequence_workers import Engines, SequenceWorkers, WorkerPool, switches_to_long
+from wavekit.decoding.sources import Source
+from wavekit.decoding.speculation import Speculation
+from wavekit.decoding.speculator import Speculator, SpeculatorMaker
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.engine import Array
 from wavekit_engines.errors import ContextLengthError, MisuseError

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wavekit.budget import Budget
-from wavekit.draft_tree import DraftTree
-from wavekit.draft_trust import DraftTrust
-from wavekit.draft_worker import DraftWorker, Scores
-from wavekit.pass_costs import PassCosts
-from wavekit.sources import ANCHOR, Candidates
-from wavekit.speculation import Silence
-from wavekit.tap_rows import TapRows
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.draft_tree import DraftTree
+from wavekit.decoding.draft_trust import DraftTrust
+from wavekit.decoding.draft_worker import DraftWorker, Scores
+from wavekit.decoding.pass_costs import PassCosts
+from wavekit.decoding.sources import ANCHOR, Candidates
+from wavekit.decoding.speculation import Silence
+from wavekit.decoding.tap_rows import TapRows
 from wavekit_engines.engine import Array
 
 PATIENCE = 24

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from wavekit.sampling import Sampler, SamplingParams
+from wavekit.decoding.sampling import Sampler, SamplingParams
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Binding, Engine
 

@@ -9,8 +9,8 @@ proposals out: what is committed is the target's choice, whatever was explored.
 import math
 from collections.abc import Mapping, Sequence
 
-from wavekit.exit_worker import ExitScores, ExitWorker
-from wavekit.lattice import Lattice, Node
+from wavekit.decoding.exit_worker import ExitScores, ExitWorker
+from wavekit.decoding.lattice import Lattice, Node
 
 
 class ExitSource:

@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from wavekit.exit_worker import ExitScores
-from wavekit.exploration import ExplorationCounts
-from wavekit.lattice import Lattice, Node
-from wavekit.prefix_cache import PrefixCache
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
-from wavekit.speculation import SpeculationCounts
-from wavekit.speculator import Speculator
-from wavekit.stage_worker import StageWorker
-from wavekit.timeline import Timeline
+from wavekit.decoding.exit_worker import ExitScores
+from wavekit.decoding.exploration import ExplorationCounts
+from wavekit.decoding.lattice import Lattice, Node
+from wavekit.decoding.prefix_cache import PrefixCache
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.speculation import SpeculationCounts
+from wavekit.decoding.speculator import Speculator
+from wavekit.decoding.stage_worker import StageWorker
+from wavekit.decoding.timeline import Timeline
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array
 

@@ -12,11 +12,11 @@ from time import perf_counter
 
 import numpy as np
 
-from wavekit.decoder import Decoder, DecodeStats
-from wavekit.exit_worker import ExitWorker
-from wavekit.sequence_workers import SequenceWorkers
-from wavekit.speculation import Speculation
-from wavekit.stage_worker import StageWorker
+from wavekit.decoding.decoder import Decoder, DecodeStats
+from wavekit.decoding.exit_worker import ExitWorker
+from wavekit.decoding.sequence_workers import SequenceWorkers
+from wavekit.decoding.speculation import Speculation
+from wavekit.decoding.stage_worker import StageWorker
 
 ROWS = (1, 2, 4, 8, 16)
 _CONTEXT = 128

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wavekit.decoder import Decoder
-from wavekit.draft_source import DraftSource
-from wavekit.head_worker import HEAD_ROWS
-from wavekit.sequence_workers import SequenceWorkers, switches_to_long
-from wavekit.sources import Candidates
-from wavekit.speculation import Silence
-from wavekit.speculator import Speculator
+from wavekit.decoding.decoder import Decoder
+from wavekit.decoding.draft_source import DraftSource
+from wavekit.decoding.head_worker import HEAD_ROWS
+from wavekit.decoding.sequence_workers import SequenceWorkers, switches_to_long
+from wavekit.decoding.sources import Candidates
+from wavekit.decoding.speculation import Silence
+from wavekit.decoding.speculator import Speculator
 from wavekit_engines.engine import Array
 
 NOTHING = -1

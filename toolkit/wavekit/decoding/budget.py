@@ -6,7 +6,7 @@ own token, and every candidate that comes true) and takes the seconds of n + 1 r
 
 import numpy as np
 
-from wavekit.pass_costs import PassCosts
+from wavekit.decoding.pass_costs import PassCosts
 from wavekit_engines.engine import Array
 
 

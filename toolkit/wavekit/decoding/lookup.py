@@ -8,8 +8,8 @@ length came true in this text. It knows token ids only.
 
 from collections.abc import Sequence
 
-from wavekit.sources import ANCHOR, Candidates
-from wavekit.speculation import Silence
+from wavekit.decoding.sources import ANCHOR, Candidates
+from wavekit.decoding.speculation import Silence
 
 MATCHES = (8, 4, 3, 2)
 """Lengths of the matches that are looked for, longest first."""

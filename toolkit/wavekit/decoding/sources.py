@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from wavekit.lattice import Lattice, Node
-from wavekit.speculation import Silence
+from wavekit.decoding.lattice import Lattice, Node
+from wavekit.decoding.speculation import Silence
 from wavekit_engines.engine import Array
 
 ANCHOR = -1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from wavekit.lattice import LATTICE_ROWS
+from wavekit.decoding.lattice import LATTICE_ROWS
 from wavekit_engines.errors import MisuseError
 
 Mode = Literal[

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from wavekit.budget import Budget
-from wavekit.exit_source import ExitSource
-from wavekit.lattice import LATTICE_ROWS, Lattice, Node
-from wavekit.sequence_workers import SequenceWorkers
-from wavekit.sources import Candidates, Source
-from wavekit.speculation import MOST_TOKENS, Silence, SpeculationCounts
+from wavekit.decoding.budget import Budget
+from wavekit.decoding.exit_source import ExitSource
+from wavekit.decoding.lattice import LATTICE_ROWS, Lattice, Node
+from wavekit.decoding.sequence_workers import SequenceWorkers
+from wavekit.decoding.sources import Candidates, Source
+from wavekit.decoding.speculation import MOST_TOKENS, Silence, SpeculationCounts
 
 
 class Speculator:

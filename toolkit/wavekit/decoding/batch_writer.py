@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wavekit.sampling import Sampler, SamplingParams
+from wavekit.decoding.sampling import Sampler, SamplingParams
 from wavekit_engines.bundle import Manifest, StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Binding, Engine

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wavekit.draft_worker import DraftWorker
-from wavekit.exit_worker import ExitWorker
-from wavekit.head_worker import HEAD_ROWS, HeadWorker
-from wavekit.lanes import Lanes
-from wavekit.lattice import LATTICE_ROWS
-from wavekit.stage_worker import StageWorker
-from wavekit.tap_rows import TapRows
+from wavekit.decoding.draft_worker import DraftWorker
+from wavekit.decoding.exit_worker import ExitWorker
+from wavekit.decoding.head_worker import HEAD_ROWS, HeadWorker
+from wavekit.decoding.lanes import Lanes
+from wavekit.decoding.lattice import LATTICE_ROWS
+from wavekit.decoding.stage_worker import StageWorker
+from wavekit.decoding.tap_rows import TapRows
 from wavekit_engines.bundle import Manifest
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wavekit.draft_trust import DraftTrust
-from wavekit.sources import ANCHOR, Candidates
+from wavekit.decoding.draft_trust import DraftTrust
+from wavekit.decoding.sources import ANCHOR, Candidates
 from wavekit_engines.engine import Array
 
 

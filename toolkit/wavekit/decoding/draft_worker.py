@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from wavekit.masks import Mask, mask_columns
+from wavekit.decoding.masks import Mask, mask_columns
 from wavekit_engines.bundle import DraftInfo
 from wavekit_engines.draft_spec import DraftSpec
 from wavekit_engines.engine import Array, Binding, Engine

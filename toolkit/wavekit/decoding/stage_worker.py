@@ -14,8 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
-from wavekit.masks import Mask, mask_columns
-from wavekit.tap_rows import TapRows
+from wavekit.decoding.masks import Mask, mask_columns
+from wavekit.decoding.tap_rows import TapRows
 from wavekit_engines.bundle import StageInfo
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.engine import Array, Engine

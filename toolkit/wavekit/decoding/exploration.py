@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wavekit.lattice import NOBODY, SPECULATED
+from wavekit.decoding.lattice import NOBODY, SPECULATED
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wavekit.sequence_workers import PREFILL_CHUNK, SequenceWorkers
+from wavekit.decoding.sequence_workers import PREFILL_CHUNK, SequenceWorkers
 from wavekit_engines.engine import Array
 
 _LEAST = 16  # tokens; fewer are run again sooner than they are found
