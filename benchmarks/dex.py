@@ -26,13 +26,13 @@ from wavekit.decoding.exit_recording import record
 from wavekit.decoding.speculation import Speculation
 from wavekit.decoding.stage_costs import measure_stage_costs
 from wavekit.llm import LLM, available_cores
-from wavekit_calibration.dex_baselines import selection
-from wavekit_calibration.dex_nodes import count_nodes
-from wavekit_calibration.dex_replay import DexStages, replay
-from wavekit_calibration.dex_time import TickCosts, duration
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
 from wavekit_calibration.exits import StageCosts
 from wavekit_calibration.prompts import read_prompts
+from wavekit_calibration.simulation.baselines import selection
+from wavekit_calibration.simulation.nodes import count_nodes
+from wavekit_calibration.simulation.replay import DexStages, replay
+from wavekit_calibration.simulation.timing import TickCosts, duration
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 
 DRAFTED = 3  # tokens of a draft's chain, and of selection's, so that the simulator can follow
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from wavekit_calibration.dex_comparison import compare
-from wavekit_calibration.dex_plan import plan
-from wavekit_calibration.dex_time import read_costs, unit_costs
-from wavekit_calibration.exit_trace import load_trace
 from wavekit_calibration.figures import DARK, LIGHT, MIDDLE, STYLE, WIDTH, save_figure
+from wavekit_calibration.simulation.comparison import compare
+from wavekit_calibration.simulation.plan import plan
+from wavekit_calibration.simulation.timing import read_costs, unit_costs
+from wavekit_calibration.simulation.trace import load_trace
 
 NAME = "dex_depths"
 LINES = {

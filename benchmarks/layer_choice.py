@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from wavekit_calibration.draft_data import StateStore
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Teacher
-from wavekit_calibration.draft_start import choose_vocabulary, untrained_draft
-from wavekit_calibration.draft_texts import read_texts, split_held_out
-from wavekit_calibration.draft_train import DraftLearner, TrainSettings
 from wavekit_calibration.model import open_decoder
 from wavekit_calibration.result import Calibration, load_calibration
-from wavekit_calibration.training_loop import Trainer
+from wavekit_calibration.training.draft_data import StateStore
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Teacher
+from wavekit_calibration.training.draft_start import choose_vocabulary, untrained_draft
+from wavekit_calibration.training.draft_texts import read_texts, split_held_out
+from wavekit_calibration.training.draft_train import DraftLearner, TrainSettings
+from wavekit_calibration.training.training_loop import Trainer
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.families import decoder_spec
 

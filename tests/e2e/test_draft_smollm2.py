@@ -12,10 +12,10 @@ import wavekit
 from wavekit.commands.demo import SHIPPED_DRAFT
 from wavekit.decoding.speculation import Speculation
 from wavekit.llm import LLM
-from wavekit_calibration.draft_data import AnsweredText, StateStore, make_batch
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Acceptance, Teacher, count_accepted
 from wavekit_calibration.model import open_decoder
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore, make_batch
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Acceptance, Teacher, count_accepted
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import read_draft
 from wavekit_engines.draft_spec import Draft

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from wavekit_calibration.draft_head import DraftHead
+from wavekit_calibration.training.draft_head import DraftHead
 from wavekit_engines.decoder_spec import RopeSpec
 from wavekit_engines.draft_spec import DraftSpec
 

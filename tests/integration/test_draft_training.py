@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wavekit.commands.train import train
-from wavekit_calibration.draft_data import AnsweredText, StateStore, epoch_batches, make_batch
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Acceptance, Teacher, batch_loss
-from wavekit_calibration.draft_start import choose_vocabulary, untrained_draft
-from wavekit_calibration.draft_texts import split_held_out
 from wavekit_calibration.model import open_decoder
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore, epoch_batches, make_batch
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Acceptance, Teacher, batch_loss
+from wavekit_calibration.training.draft_start import choose_vocabulary, untrained_draft
+from wavekit_calibration.training.draft_texts import split_held_out
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import read_draft
 from wavekit_engines.errors import MisuseError, WavekitError
@@ -216,7 +216,7 @@ def test_texts_serve_another_run_of_the_same_model_only(
 def test_an_interrupted_run_ends_with_the_same_head(
     model: Path, finished: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wavekit_calibration.training_loop import Trainer
+    from wavekit_calibration.training.training_loop import Trainer
 
     texts, step = finished[0] / "texts.jsonl", Trainer._step
     arguments = (model, "-o", tmp_path / "run", "--taps", "1,3,5", *QUICK, "--texts", texts)

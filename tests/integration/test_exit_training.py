@@ -15,16 +15,16 @@ from calibration_models import reference_states, save_calibratable
 from click.testing import CliRunner, Result
 
 from wavekit.commands.train import train
-from wavekit_calibration import exit_train
 from wavekit_calibration.calibrate import calibrate
-from wavekit_calibration.draft_data import AnsweredText, StateStore
 from wavekit_calibration.errors import CalibrationFileError
-from wavekit_calibration.exit_adapters import ExitAdapters
-from wavekit_calibration.exit_trace import load_trace
-from wavekit_calibration.exit_train import ExitLearner, exit_rows, residual_sizes, summary
 from wavekit_calibration.model import Decoder, open_decoder
 from wavekit_calibration.readout import Readout
-from wavekit_calibration.training_loop import LoopSettings, Standing, Trainer
+from wavekit_calibration.simulation.trace import load_trace
+from wavekit_calibration.training import exit_train
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore
+from wavekit_calibration.training.exit_adapters import ExitAdapters
+from wavekit_calibration.training.exit_train import ExitLearner, exit_rows, residual_sizes, summary
+from wavekit_calibration.training.training_loop import LoopSettings, Standing, Trainer
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError, WavekitError
 from wavekit_engines.exit_files import read_exits

@@ -15,8 +15,8 @@ import wavekit
 from wavekit import Speculation
 from wavekit.decoding.exit_recording import Recording, record
 from wavekit.llm import LLM
-from wavekit_calibration.dex_replay import DexStages, replay
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader, load_trace
+from wavekit_calibration.simulation.replay import DexStages, replay
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader, load_trace
 from wavekit_engines.checkpoint import open_checkpoint
 
 DEPTH = 4

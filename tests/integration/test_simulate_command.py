@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from command_line import assert_one_line, wavekit, wavekit_here
 
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 
 LAYERS = 12
 

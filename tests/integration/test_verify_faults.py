@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, processors
 from wavekit.verification import distribution, lossless
 from wavekit.verification.against_checkpoint.torch_draft import DraftText, TorchDraft
 from wavekit.verification.ways import ways_of
-from wavekit_calibration.draft_loss import Acceptance
+from wavekit_calibration.training.draft_loss import Acceptance
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import write_draft
 from wavekit_engines.kv_cache import KVCache

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 
 FALLBACK, DRAFT = -1, -2
 

@@ -19,7 +19,7 @@ from wavekit.decoding.sampling import Sampler, SamplingParams
 from wavekit.decoding.sources import ANCHOR, Candidates
 from wavekit.decoding.speculation import Silence, Speculation
 from wavekit.decoding.speculator import Speculator
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 from wavekit_engines.errors import WavekitError
 
 LIMIT = 256

@@ -6,10 +6,10 @@ from dex_lattice import DRAFT, FALLBACK, Walk, brute_force, random_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavekit_calibration.dex_nodes import count_nodes
-from wavekit_calibration.dex_replay import DexStages, Replay, replay
 from wavekit_calibration.errors import TooFewTokensError, TraceError
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
+from wavekit_calibration.simulation.nodes import count_nodes
+from wavekit_calibration.simulation.replay import DexStages, Replay, replay
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 from wavekit_engines.errors import MisuseError
 
 

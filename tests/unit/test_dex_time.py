@@ -9,15 +9,15 @@ from dex_lattice import brute_force, random_trace
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from wavekit_calibration import dex_plan
-from wavekit_calibration.dex_baselines import best_selection, exploration, oracle, selection
-from wavekit_calibration.dex_comparison import compare
-from wavekit_calibration.dex_draft import imagined_draft
-from wavekit_calibration.dex_nodes import count_nodes
-from wavekit_calibration.dex_replay import DexStages, replay
-from wavekit_calibration.dex_time import TickCosts, duration, read_costs, spread, unit_costs
-from wavekit_calibration.exit_trace import ExitTrace
 from wavekit_calibration.exits import StageCosts
+from wavekit_calibration.simulation import plan as dex_plan
+from wavekit_calibration.simulation.baselines import best_selection, exploration, oracle, selection
+from wavekit_calibration.simulation.comparison import compare
+from wavekit_calibration.simulation.draft_chain import imagined_draft
+from wavekit_calibration.simulation.nodes import count_nodes
+from wavekit_calibration.simulation.replay import DexStages, replay
+from wavekit_calibration.simulation.timing import TickCosts, duration, read_costs, spread, unit_costs
+from wavekit_calibration.simulation.trace import ExitTrace
 from wavekit_engines.errors import MisuseError
 
 CURVE = ((1, 1.0), (2, 1.25), (4, 2.0), (8, 3.0))

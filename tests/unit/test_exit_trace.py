@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from dex_lattice import random_trace
 
-from wavekit_calibration.dex_replay import DexStages, replay
 from wavekit_calibration.errors import TraceError
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader, load_trace, trace_of_agreement
 from wavekit_calibration.readiness import measure_readiness
+from wavekit_calibration.simulation.replay import DexStages, replay
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader, load_trace, trace_of_agreement
 
 
 def content_of(trace: ExitTrace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from wavekit.commands.progress import progress
 from wavekit.commands.simulate import open_costs
 
 if TYPE_CHECKING:
-    from wavekit_calibration.dex_plan import Planned
+    from wavekit_calibration.simulation.plan import Planned
 
 _PATH = click.Path(path_type=Path)
 
@@ -31,8 +31,8 @@ def plan(trace: Path, costs: Path, max_stages: int, devices: int | None, as_json
     wavekit plan exits.npz --costs costs.json
     wavekit plan exits.npz --costs costs.json --devices 2 --max-stages 4
     """
-    from wavekit_calibration.dex_plan import plan as search
-    from wavekit_calibration.exit_trace import load_trace
+    from wavekit_calibration.simulation.plan import plan as search
+    from wavekit_calibration.simulation.trace import load_trace
 
     recorded = load_trace(trace)
     known = open_costs(costs, recorded.num_layers)

@@ -15,7 +15,7 @@ from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.errors import MisuseError
 
 if TYPE_CHECKING:
-    from wavekit_calibration.exit_trace import ExitTrace
+    from wavekit_calibration.simulation.trace import ExitTrace
 
 TRACE, COSTS = "trace.npz", "costs.json"
 _DRAFT_DEPTH = 5
@@ -84,7 +84,7 @@ def _encoded(llm: LLM, file: Path | None, count: int) -> list[list[int]]:
 
 def _trace(llm: LLM, prompts: list[list[int]], max_new_tokens: int, line: Progress) -> "ExitTrace":
     from wavekit.decoding.exit_recording import record as recorded
-    from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
+    from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
 
     manifest, ends = llm.manifest, frozenset(llm.manifest.generation.stop_token_ids)
     assert manifest.exits is not None
@@ -110,7 +110,7 @@ def _trace(llm: LLM, prompts: list[list[int]], max_new_tokens: int, line: Progre
 
 
 def _stage_costs(llm: LLM, line: Progress) -> dict[str, object]:
-    """Milliseconds, as `wavekit_calibration.dex_time` reads them."""
+    """Milliseconds, as `wavekit_calibration.simulation.timing` reads them."""
     from wavekit.decoding.stage_costs import measure_stage_costs
 
     line("what stages cost", 1, 2)

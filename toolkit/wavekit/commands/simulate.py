@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from wavekit_calibration.dex_comparison import Comparison
-    from wavekit_calibration.dex_time import TickCosts
-    from wavekit_calibration.exit_trace import ExitTrace
+    from wavekit_calibration.simulation.comparison import Comparison
+    from wavekit_calibration.simulation.timing import TickCosts
+    from wavekit_calibration.simulation.trace import ExitTrace
 
 _PATH = click.Path(path_type=Path)
 
@@ -49,8 +49,8 @@ def simulate(
     wavekit simulate calibration --depths 6,12,18,24,30
     wavekit simulate exits.npz --depths 10,20,30 --costs costs.json --draft-acceptance 0.7,0.6,0.5
     """
-    from wavekit_calibration.dex_comparison import compare
-    from wavekit_calibration.exit_trace import load_trace
+    from wavekit_calibration.simulation.comparison import compare
+    from wavekit_calibration.simulation.trace import load_trace
 
     recorded = load_trace(trace)
     known = open_costs(costs, recorded.num_layers)
@@ -63,13 +63,13 @@ def simulate(
 
 def open_costs(file: Path | None, num_layers: int) -> "TickCosts":
     """Costs from a file, or where there is none, in layers."""
-    from wavekit_calibration.dex_time import read_costs, unit_costs
+    from wavekit_calibration.simulation.timing import read_costs, unit_costs
 
     return unit_costs(num_layers) if file is None else read_costs(file, num_layers)
 
 
 def _draft(acceptance: str | None, seed: int, trace: "ExitTrace") -> "NDArray[np.int32] | None":
-    from wavekit_calibration.dex_draft import imagined_draft, recorded_draft
+    from wavekit_calibration.simulation.draft_chain import imagined_draft, recorded_draft
 
     if acceptance is None:
         return None

@@ -21,8 +21,8 @@ from wavekit.commands.training_options import (
 from wavekit_engines.errors import MisuseError
 
 if TYPE_CHECKING:
-    from wavekit_calibration.draft_job import DraftJob
-    from wavekit_calibration.draft_train import Look
+    from wavekit_calibration.training.draft_job import DraftJob
+    from wavekit_calibration.training.draft_train import Look
 
 
 @click.group()
@@ -62,7 +62,7 @@ def draft(model: str, out: Path, **options: Any) -> None:
     wavekit train draft ./SmolLM2-135M-Instruct --taps 2,15,27 -o draft --prompts mine.jsonl --max-minutes 60
     """
     check_options(options)
-    from wavekit_calibration.draft_job import train_draft
+    from wavekit_calibration.training.draft_job import train_draft
 
     found = run_job(train_draft, _job(model, out, options), options["threads"], "training a draft", _line)
     if found is None:
@@ -75,8 +75,8 @@ def draft(model: str, out: Path, **options: Any) -> None:
 
 
 def _job(model: str, out: Path, options: dict[str, Any]) -> "DraftJob":
-    from wavekit_calibration.draft_job import DraftJob
-    from wavekit_calibration.draft_train import TrainSettings
+    from wavekit_calibration.training.draft_job import DraftJob
+    from wavekit_calibration.training.draft_train import TrainSettings
 
     return DraftJob(
         **job_fields(model, out, options),

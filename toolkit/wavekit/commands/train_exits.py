@@ -20,8 +20,8 @@ from wavekit.commands.training_options import (
 from wavekit_engines.errors import MisuseError
 
 if TYPE_CHECKING:
-    from wavekit_calibration.exit_job import ExitJob, ExitRecord
-    from wavekit_calibration.exit_train import ExitLook
+    from wavekit_calibration.training.exit_job import ExitJob, ExitRecord
+    from wavekit_calibration.training.exit_train import ExitLook
 
 _STAGES = 4
 
@@ -55,7 +55,7 @@ def exits(model: str, out: Path, **options: Any) -> None:
     check_options(options)
     if options["no_adapter"] and options["rank"]:
         raise MisuseError("--rank and --no-adapter exclude each other")
-    from wavekit_calibration.exit_job import TRACE, train_exits
+    from wavekit_calibration.training.exit_job import TRACE, train_exits
 
     found = run_job(train_exits, _job(model, out, options), options["threads"], "training exits", _line)
     if found is not None:
@@ -66,8 +66,8 @@ def exits(model: str, out: Path, **options: Any) -> None:
 
 
 def _job(model: str, out: Path, options: dict[str, Any]) -> "ExitJob":
-    from wavekit_calibration.exit_job import ExitJob
-    from wavekit_calibration.training_loop import LoopSettings
+    from wavekit_calibration.training.exit_job import ExitJob
+    from wavekit_calibration.training.training_loop import LoopSettings
 
     return ExitJob(
         **job_fields(model, out, options),

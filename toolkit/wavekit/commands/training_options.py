@@ -13,9 +13,9 @@ from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError
 
 if TYPE_CHECKING:
-    from wavekit_calibration.draft_texts import TextWriter
     from wavekit_calibration.measure import Progress
-    from wavekit_calibration.training_job import TrainingJob
+    from wavekit_calibration.training.draft_texts import TextWriter
+    from wavekit_calibration.training.training_job import TrainingJob
 
 PATH = click.Path(path_type=Path)
 LOOP_FIELDS = ("epochs", "batch_size", "learning_rate", "evaluate_every", "patience", "precision", "seed")

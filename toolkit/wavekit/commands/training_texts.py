@@ -15,7 +15,7 @@ import numpy as np
 from wavekit.decoding.batch_writer import BatchWriter
 from wavekit.decoding.sampling import SamplingParams
 from wavekit.llm import available_cores
-from wavekit_calibration.draft_texts import Answered, Request, TextWriter, WrittenStates
+from wavekit_calibration.training.draft_texts import Answered, Request, TextWriter, WrittenStates
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.export import ExportOptions, Progress, export_bundle

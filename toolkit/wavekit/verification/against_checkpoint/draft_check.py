@@ -15,7 +15,7 @@ from wavekit.verification.against_checkpoint.torch_draft import DraftText, Torch
 from wavekit.verification.findings import Check, DraftFigures
 from wavekit.verification.lossless import Told
 from wavekit.verification.prompts import Sample
-from wavekit_calibration.draft_loss import Acceptance
+from wavekit_calibration.training.draft_loss import Acceptance
 from wavekit_engines.bundle import DraftInfo, Manifest
 from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.engine import Array

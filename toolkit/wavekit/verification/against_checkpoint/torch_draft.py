@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from wavekit.verification.against_checkpoint.reference import Reference, States
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Acceptance
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Acceptance
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.engine import Array
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from wavekit_calibration.draft_train import Look
-from wavekit_calibration.training_figure import draw_looks
+from wavekit_calibration.training.draft_train import Look
+from wavekit_calibration.training.training_figure import draw_looks
 
 
 def draw_training(looks: Sequence[Look]) -> Figure:

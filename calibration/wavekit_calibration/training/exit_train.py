@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from wavekit_calibration.draft_data import AnsweredText, StateStore
-from wavekit_calibration.exit_adapters import ExitAdapters
 from wavekit_calibration.readout import Readout
-from wavekit_calibration.training_loop import HeldOutLook, LoopSettings, Standing, autocast
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore
+from wavekit_calibration.training.exit_adapters import ExitAdapters
+from wavekit_calibration.training.training_loop import HeldOutLook, LoopSettings, Standing, autocast
 
 _SCORES_AT_ONCE = 1 << 23  # 32 MB in float32; several such arrays are alive at once
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from wavekit_calibration.draft_data import AnsweredText, Batch, StateStore, make_batch
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Acceptance, Teacher, batch_loss, count_accepted
-from wavekit_calibration.training_loop import HeldOutLook, LoopSettings, Standing, autocast
+from wavekit_calibration.training.draft_data import AnsweredText, Batch, StateStore, make_batch
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Acceptance, Teacher, batch_loss, count_accepted
+from wavekit_calibration.training.training_loop import HeldOutLook, LoopSettings, Standing, autocast
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 In the output folder, beside what `training_job` puts there::
 
     exits/              the exits (see `wavekit_engines.exit_files`)
-    trace.npz           what they would have said on the held-out texts (see `exit_trace`)
+    trace.npz           what they would have said on the held-out texts (see `simulation.trace`)
 """
 
 import importlib.metadata
@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wavekit_calibration.draft_data import AnsweredText
-from wavekit_calibration.draft_start import choose_vocabulary, coverage
-from wavekit_calibration.draft_texts import TextWriter
-from wavekit_calibration.exit_adapters import ExitAdapters
-from wavekit_calibration.exit_figure import draw_exits
-from wavekit_calibration.exit_trace import ExitTrace, TraceHeader
-from wavekit_calibration.exit_train import ExitLearner, ExitLook, Report, residual_sizes
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
 from wavekit_calibration.readout import Readout
-from wavekit_calibration.training_job import (
+from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
+from wavekit_calibration.training.draft_data import AnsweredText
+from wavekit_calibration.training.draft_start import choose_vocabulary, coverage
+from wavekit_calibration.training.draft_texts import TextWriter
+from wavekit_calibration.training.exit_adapters import ExitAdapters
+from wavekit_calibration.training.exit_figure import draw_exits
+from wavekit_calibration.training.exit_train import ExitLearner, ExitLook, Report, residual_sizes
+from wavekit_calibration.training.training_job import (
     Prepared,
     RunRecord,
     Target,
@@ -35,7 +35,7 @@ from wavekit_calibration.training_job import (
     run_fields,
     write_record,
 )
-from wavekit_calibration.training_loop import LoopSettings, Standing, Trainer
+from wavekit_calibration.training.training_loop import LoopSettings, Standing, Trainer
 from wavekit_engines.errors import MisuseError
 from wavekit_engines.exit_files import write_exits
 from wavekit_engines.exit_spec import Exits, ExitSpec, boundary_problem

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from wavekit_calibration.draft_figure import draw_training
-from wavekit_calibration.draft_head import DraftHead
-from wavekit_calibration.draft_loss import Acceptance, Teacher
-from wavekit_calibration.draft_start import choose_vocabulary, coverage, untrained_draft
-from wavekit_calibration.draft_texts import TextWriter
-from wavekit_calibration.draft_train import DraftLearner, Look, Report, TrainSettings
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
-from wavekit_calibration.training_job import (
+from wavekit_calibration.training.draft_figure import draw_training
+from wavekit_calibration.training.draft_head import DraftHead
+from wavekit_calibration.training.draft_loss import Acceptance, Teacher
+from wavekit_calibration.training.draft_start import choose_vocabulary, coverage, untrained_draft
+from wavekit_calibration.training.draft_texts import TextWriter
+from wavekit_calibration.training.draft_train import DraftLearner, Look, Report, TrainSettings
+from wavekit_calibration.training.training_job import (
     RunRecord,
     Target,
     TrainingJob,
@@ -30,7 +30,7 @@ from wavekit_calibration.training_job import (
     run_fields,
     write_record,
 )
-from wavekit_calibration.training_loop import Trainer
+from wavekit_calibration.training.training_loop import Trainer
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_formats import DraftFormat, write_draft
 from wavekit_engines.draft_spec import Draft

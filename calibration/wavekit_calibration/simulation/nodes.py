@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.dex_replay import NOTHING, Drafted, Replay
+from wavekit_calibration.simulation.replay import NOTHING, Drafted, Replay
 
 
 @dataclass(frozen=True)

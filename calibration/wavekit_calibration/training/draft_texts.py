@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wavekit_calibration.draft_data import AnsweredText, StateStore
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.state import RunState
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
 

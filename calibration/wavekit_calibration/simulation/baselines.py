@@ -18,10 +18,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.dex_nodes import count_nodes
-from wavekit_calibration.dex_replay import DexStages, Replay, replay
-from wavekit_calibration.dex_time import Duration, TickCosts, duration
-from wavekit_calibration.exit_trace import ExitTrace
+from wavekit_calibration.simulation.nodes import count_nodes
+from wavekit_calibration.simulation.replay import DexStages, Replay, replay
+from wavekit_calibration.simulation.timing import Duration, TickCosts, duration
+from wavekit_calibration.simulation.trace import ExitTrace
 
 MOST_DRAFTED = 8
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavekit_calibration.errors import TooFewTokensError
-from wavekit_calibration.exit_trace import ExitTrace
+from wavekit_calibration.simulation.trace import ExitTrace
 from wavekit_engines.errors import MisuseError
 
 NOTHING = -1

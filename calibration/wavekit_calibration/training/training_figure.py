@@ -7,7 +7,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from wavekit_calibration.figures import DARK, LIGHT, MIDDLE, STYLE, WIDTH
-from wavekit_calibration.training_loop import HeldOutLook
+from wavekit_calibration.training.training_loop import HeldOutLook
 
 
 def draw_looks(

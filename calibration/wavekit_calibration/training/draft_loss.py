@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional
 
-from wavekit_calibration.draft_data import Batch
-from wavekit_calibration.draft_head import DraftHead
 from wavekit_calibration.model import Decoder
 from wavekit_calibration.readout import Readout
+from wavekit_calibration.training.draft_data import Batch
+from wavekit_calibration.training.draft_head import DraftHead
 
 STEP_WEIGHT = 0.8
 

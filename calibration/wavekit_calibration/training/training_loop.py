@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 import numpy as np
 import torch
 
-from wavekit_calibration.draft_data import AnsweredText, epoch_batches
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
+from wavekit_calibration.training.draft_data import AnsweredText, epoch_batches
 from wavekit_engines.errors import MisuseError
 
 Precision = Literal["float32", "bfloat16"]

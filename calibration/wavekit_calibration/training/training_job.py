@@ -22,8 +22,14 @@ import msgspec
 import torch
 from matplotlib.figure import Figure
 
-from wavekit_calibration.draft_data import AnsweredText, StateStore
-from wavekit_calibration.draft_texts import (
+from wavekit_calibration.figures import save_figure
+from wavekit_calibration.measure import Progress
+from wavekit_calibration.model import Decoder, encode_prompt, open_decoder, usable_device
+from wavekit_calibration.processes import Processes
+from wavekit_calibration.prompts import PromptFile
+from wavekit_calibration.state import RunState, Unfinished
+from wavekit_calibration.training.draft_data import AnsweredText, StateStore
+from wavekit_calibration.training.draft_texts import (
     TEXTS,
     TextProvenance,
     TextWriter,
@@ -31,13 +37,7 @@ from wavekit_calibration.draft_texts import (
     split_held_out,
     write_texts,
 )
-from wavekit_calibration.figures import save_figure
-from wavekit_calibration.measure import Progress
-from wavekit_calibration.model import Decoder, encode_prompt, open_decoder, usable_device
-from wavekit_calibration.processes import Processes
-from wavekit_calibration.prompts import PromptFile
-from wavekit_calibration.state import RunState, Unfinished
-from wavekit_calibration.training_loop import LoopSettings
+from wavekit_calibration.training.training_loop import LoopSettings
 from wavekit_engines.atomic import write_file
 from wavekit_engines.checkpoint import Checkpoint, open_checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec

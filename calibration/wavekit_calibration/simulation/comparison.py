@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.dex_baselines import Exploration, best_pipelining, best_selection, exploration, oracle
-from wavekit_calibration.dex_nodes import count_nodes
-from wavekit_calibration.dex_replay import DexStages, replay
-from wavekit_calibration.dex_time import Duration, TickCosts, duration
-from wavekit_calibration.exit_trace import ExitTrace
+from wavekit_calibration.simulation.baselines import Exploration, best_pipelining, best_selection, exploration, oracle
+from wavekit_calibration.simulation.nodes import count_nodes
+from wavekit_calibration.simulation.replay import DexStages, replay
+from wavekit_calibration.simulation.timing import Duration, TickCosts, duration
+from wavekit_calibration.simulation.trace import ExitTrace
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from wavekit_calibration.exit_train import ExitLook
-from wavekit_calibration.training_figure import draw_looks
+from wavekit_calibration.training.exit_train import ExitLook
+from wavekit_calibration.training.training_figure import draw_looks
 
 
 def draw_exits(looks: Sequence[ExitLook], boundaries: Sequence[int]) -> Figure:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.dex_nodes import NodeCounts
-from wavekit_calibration.dex_replay import DexStages, Replay
 from wavekit_calibration.exits import StageCosts
+from wavekit_calibration.simulation.nodes import NodeCounts
+from wavekit_calibration.simulation.replay import DexStages, Replay
 from wavekit_engines.errors import MisuseError
 
 _KEYS = ("layers", "stages", "head", "exit_head", "rows", "overhead", "draft", "plain", "unit")

@@ -16,10 +16,10 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.dex_nodes import NodeCounts, count_nodes
-from wavekit_calibration.dex_replay import DexStages, Replay, replay
-from wavekit_calibration.dex_time import Duration, TickCosts, duration
-from wavekit_calibration.exit_trace import ExitTrace
+from wavekit_calibration.simulation.nodes import NodeCounts, count_nodes
+from wavekit_calibration.simulation.replay import DexStages, Replay, replay
+from wavekit_calibration.simulation.timing import Duration, TickCosts, duration
+from wavekit_calibration.simulation.trace import ExitTrace
 
 EXHAUSTIVE = 500
 """Up to so many sets of depths are all tried."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_calibration.draft_data import AnsweredText
+from wavekit_calibration.training.draft_data import AnsweredText
 from wavekit_engines.checkpoint import Checkpoint
 from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_formats import normalized_rope
