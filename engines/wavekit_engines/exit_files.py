@@ -16,14 +16,8 @@ import numpy.typing as npt
 
 from wavekit_engines.atomic import atomic_directory
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.draft_formats.tensors import (
-    StoredTensor,
-    from_float32,
-    read_tensors,
-    stored_type,
-    to_float32,
-    write_safetensors,
-)
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor, from_float32, stored_type, to_float32
+from wavekit_engines.draft_formats.tensor_files import read_tensors, write_safetensors
 from wavekit_engines.draft_spec import StoredType
 from wavekit_engines.errors import CheckpointError, MisuseError
 from wavekit_engines.exit_spec import Exits, ExitSpec

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wavekit_engines.draft_formats.tensors import StoredTensor, read_tensors, write_safetensors
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor
+from wavekit_engines.draft_formats.tensor_files import read_tensors, write_safetensors
 from wavekit_engines.errors import CheckpointError, MisuseError, WavekitError
 from wavekit_engines.exit_files import read_exits, write_exits
 from wavekit_engines.exit_spec import Exits, ExitSpec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wavekit_engines.decoder_spec import DecoderSpec
-from wavekit_engines.draft_formats.tensors import from_float32
+from wavekit_engines.draft_formats.stored_tensor import from_float32
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import MisuseError
 from wavekit_engines.weights import WeightRows

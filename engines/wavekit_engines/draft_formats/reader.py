@@ -29,7 +29,8 @@ from wavekit_engines.draft_formats.layouts import (
     refuse_unsupported,
     tensor_name,
 )
-from wavekit_engines.draft_formats.tensors import StoredTensor, read_tensors, stored_type, to_float32
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor, stored_type, to_float32
+from wavekit_engines.draft_formats.tensor_files import read_tensors
 from wavekit_engines.draft_formats.vocabulary import read_vocabulary
 from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.errors import CheckpointError, MisuseError, WavekitError

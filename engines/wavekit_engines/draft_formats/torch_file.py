@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_engines.draft_formats.tensors import StoredTensor
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 
 _PICKLE_LIMIT = 16_000_000

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavekit_engines.draft_formats.layouts import D2T, T2D
-from wavekit_engines.draft_formats.tensors import StoredTensor
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor
 from wavekit_engines.errors import CheckpointError
 
 _RETAKE = "take both from the training run that made the head"

@@ -12,7 +12,8 @@ from wavekit_engines.atomic import atomic_directory
 from wavekit_engines.draft_formats.check import eagle_rule
 from wavekit_engines.draft_formats.config_writer import write_config
 from wavekit_engines.draft_formats.layouts import D2T, EMBEDDING, LAYOUTS, T2D, Layout, tensor_name
-from wavekit_engines.draft_formats.tensors import StoredTensor, from_float32, write_safetensors
+from wavekit_engines.draft_formats.stored_tensor import StoredTensor, from_float32
+from wavekit_engines.draft_formats.tensor_files import write_safetensors
 from wavekit_engines.draft_formats.vocabulary import marks
 from wavekit_engines.draft_spec import Draft
 from wavekit_engines.errors import MisuseError

@@ -1,23 +1,17 @@
-"""Tensors as checkpoints store them: read from a folder, turned into float32 and back, written as safetensors.
+"""A tensor as checkpoints store it, turned into float32 and back.
 
-Nothing is lost on the way through float32 and back: bfloat16 is its upper half, float16 fits into it. It knows neither
-names nor formats of draft heads.
+Nothing is lost on the way through float32 and back: bfloat16 is its upper half, float16 fits into it. Knows no files.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wavekit_engines.checkpoint import open_shards
 from wavekit_engines.draft_spec import StoredType
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError, WavekitError
 
-_PICKLED = "pytorch_model.bin"
 _FLOATS: dict[str, StoredType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
 
@@ -33,26 +27,6 @@ class StoredTensor:
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
         return self.values.shape
-
-
-def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder: ``model.safetensors``, its shards, or else ``pytorch_model.bin``.
-
-    Raises:
-        CheckpointError: files are missing or damaged, or a pickle asks for code to be run.
-        UnsupportedModelError: the files are in a form or a number format that is not read.
-    """
-    has_safetensors = any(folder.glob("model*.safetensors*"))
-    if not has_safetensors and (folder / _PICKLED).is_file():
-        from wavekit_engines.draft_formats.torch_file import read_torch_file
-
-        return read_torch_file(folder / _PICKLED)
-    if not has_safetensors and any(folder.glob("*.bin*")):
-        raise UnsupportedModelError(
-            f"{folder} has its weights in pickled files other than {_PICKLED}: save them again as model.safetensors"
-        )
-    _, home = open_shards(folder)
-    return {name: StoredTensor(*file.stored(name)) for name, file in home.items()}
 
 
 def stored_type(tensor: StoredTensor, name: str) -> StoredType:
@@ -108,23 +82,3 @@ def from_float32(values: NDArray[np.float32], kind: StoredType, name: str) -> St
     if not finite:
         raise WavekitError(f"{name} has numbers that {kind} cannot hold: store the head as float32")
     return StoredTensor(_NAMES[kind], stored)
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write one safetensors file (https://github.com/huggingface/safetensors), tensors in the order given.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, tensor in tensors.items():
-        end = position + tensor.values.nbytes
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)  # so that the data is aligned
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor.values).data)
