@@ -1,17 +1,24 @@
 """Soak test: many short generations in this process, then mixed load on a server, every text checked.
 
-    python benchmarks/soak.py bundle --generations 10000 --minutes 120 --clients 8
+    python benchmarks/soak.py bundle --generations 10000 --minutes 120 --clients 8 > soak.json
 
 The first part calls `llm.generate`; the second starts `wavekit serve` on a free loopback port and sends it chats and
-completions, streamed and whole, greedy and sampled, with stop strings, with clients that leave in mid-stream and with
-bodies that make no sense. Texts are compared with plain decoding, done before. Prints memory and threads along the way,
-latencies and everything that went wrong as JSON, and exits with 1 if anything did. Linux only: it reads /proc.
+completions, streamed and whole, greedy and sampled, with stop strings, log probabilities and a regular expression, with
+clients that leave in mid-stream and with bodies that make no sense. Texts are compared with plain decoding, done
+before. `--pause 10` lets every client rest ten seconds on average between two requests, so that a machine with other
+work can carry hours of it; 0 for `--generations` or `--minutes` leaves a part out.
+
+Memory and threads along the way go to the error output, a line each; latencies and everything that went wrong to the
+output as JSON. It exits with 1 if a text was wrong, or memory or threads grew. Where the whole machine stood still
+(processes that were stopped and continued), the requests of that time are left out of the latencies and counted.
+Linux only: it reads /proc.
 """
 
 import argparse
 import gc
 import http.client
 import json
+import os
 import random
 import signal
 import subprocess
@@ -39,18 +46,31 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.0, "stop": ["."]},
+    {"temperature": 0.7, "regex": "[A-Z][a-z ]{5,40}[.]"},
 )
 BROKEN = (b"{", b"[]", b'{"model": 5}', b'{"model": "soak", "messages": []}', b"\xff" * 40)
-GROWTH = 1.1  # memory at the end over memory after a tenth of the work; caches fill up before
+GROWTH = 1.05  # memory in the second half over memory in the first, without its first tenth: caches fill up before
+SAMPLES = 40
+STILL = 1.5  # seconds in which a thread that wants to run every quarter of a second does not: the machine stood still
+PATIENCE = 900  # seconds for an answer, a machine that stands still included
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and the text that plain decoding gives."""
+    """A chat or a text to go on with, how, and the text that plain decoding gives."""
 
     prompt: str
+    chat: bool
     options: dict[str, Any]
     text: str
+
+    def body(self, tokens: int, **more: Any) -> dict[str, Any]:
+        """The request that asks a server for it."""
+        options = dict(self.options)
+        regex = options.pop("regex", None)
+        extension = {"wavekit": {"regex": regex}} if regex else {}
+        asked = {"messages": _chat(self.prompt)} if self.chat else {"prompt": self.prompt}
+        return {"model": "soak", "max_tokens": tokens, **asked, **options, **extension, **more}
 
 
 @dataclass
@@ -62,7 +82,34 @@ class Findings:
     first: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     tokens: int = 0
+    disturbed: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Stillness:
+    """When this process could not run for a while; watched by a thread."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[float, float]] = []
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(0.25)
+            now = time.monotonic()
+            if now - last > STILL:
+                self.spans.append((last, now))
+            last = now
+
+    def within(self, start: float, end: float) -> bool:
+        """Whether it did between two times."""
+        return any(first < end and last > start for first, last in reversed(self.spans))
+
+    @property
+    def seconds(self) -> float:
+        """How long altogether."""
+        return round(sum(last - first for first, last in self.spans), 1)
 
 
 def main() -> None:
@@ -72,37 +119,55 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=1000, help="short generations in this process")
     parser.add_argument("--minutes", type=float, default=2.0, help="of load on the server")
     parser.add_argument("--clients", type=int, default=8, help="that send requests at a time")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that a client rests, on average")
     parser.add_argument("--tokens", type=int, default=24, help="the most tokens of a text")
+    parser.add_argument("--threads", type=int, help="of an engine")
+    parser.add_argument("--prefix-memory", type=int, default=64, help="MB, little so that texts push others out")
     arguments = parser.parse_args()
-    llm = wavekit.load(arguments.bundle, check_hashes=False)
+    llm = wavekit.load(
+        arguments.bundle,
+        threads=arguments.threads,
+        prefix_memory=arguments.prefix_memory << 20,
+        check_hashes=False,
+    )
     cases = [
-        Case(prompt, way | {"seed": seed}, _plain(llm, prompt, way, seed, arguments.tokens))
+        Case(prompt, chat, way | {"seed": seed}, _plain(llm, prompt, chat, way | {"seed": seed}, arguments.tokens))
         for prompt in PROMPTS
+        for chat in (True, False)
         for way in WAYS
         for seed in range(2)
     ]
-    report = {"embedded": embedded(llm, cases, arguments.generations, arguments.tokens)}
+    still = Stillness()
+    report = dict[str, dict[str, Any]]()
+    if arguments.generations:
+        report["embedded"] = embedded(llm, cases, arguments, still)
     llm.close()
     del llm
     gc.collect()
-    report["server"] = served(arguments.bundle, cases, arguments.minutes, arguments.clients, arguments.tokens)
+    if arguments.minutes:
+        report["server"] = served(cases, arguments, still)
     print(json.dumps(report, indent=2))
     sys.exit(any(part["wrong"] or part["grew"] for part in report.values()))
 
 
-def _plain(llm: LLM, prompt: str, way: dict[str, Any], seed: int, tokens: int) -> str:
-    chat = [{"role": "user", "content": prompt}]
-    return llm.generate(chat, seed=seed, max_new_tokens=tokens, speculate="off", **way).text
+def _chat(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
 
 
-def embedded(llm: LLM, cases: list[Case], count: int, tokens: int) -> dict[str, Any]:
+def _plain(llm: LLM, prompt: str, chat: bool, options: dict[str, Any], tokens: int) -> str:
+    asked = _chat(prompt) if chat else prompt
+    return llm.generate(asked, max_new_tokens=tokens, speculate="off", **options).text
+
+
+def embedded(llm: LLM, cases: list[Case], arguments: argparse.Namespace, still: Stillness) -> dict[str, Any]:
     """Short generations one after the other; every eighth is a stream that is left half read."""
-    wrong, trace, seconds = list[str](), list[dict[str, float]](), list[float]()
+    count, findings, trace = arguments.generations, Findings(), list[dict[str, float]]()
+    begin = time.monotonic()
     for number in range(count):
         case = cases[number % len(cases)]
-        chat = [{"role": "user", "content": case.prompt}]
-        start = time.perf_counter()
-        stream = llm.stream(chat, max_new_tokens=tokens, **case.options)
+        asked = _chat(case.prompt) if case.chat else case.prompt
+        start = time.monotonic()
+        stream = llm.stream(asked, max_new_tokens=arguments.tokens, **case.options)
         if number % 8 == 7:
             text = next(stream, "")
             stream.close()
@@ -110,66 +175,75 @@ def embedded(llm: LLM, cases: list[Case], count: int, tokens: int) -> dict[str, 
         else:
             text = "".join(stream)
             fits = text == case.text
-            seconds.append(time.perf_counter() - start)
+            _took(findings, start, still)
         if not fits:
-            wrong.append(f"{case.prompt!r} {case.options}: {text!r} is not {case.text!r}")
-        if number % max(count // 10, 1) == 0 or number == count - 1:
-            trace.append({"done": number + 1, **usage("self")})
-    return {"generations": count, "wrong": wrong[:5], **_grown(trace), "seconds": _percentiles(seconds), "trace": trace}
+            findings.wrong.append(f"{case.prompt!r} {case.options}: {text!r} is not {case.text!r}")
+        if number % max(count // SAMPLES, 1) == 0 or number == count - 1:
+            _sample(trace, begin, number + 1, "self", len(findings.wrong))
+    return {"generations": count, **_summary(findings, trace, still)}
 
 
-def served(bundle: Path, cases: list[Case], minutes: float, clients: int, tokens: int) -> dict[str, Any]:
+def served(cases: list[Case], arguments: argparse.Namespace, still: Stillness) -> dict[str, Any]:
     """Mixed load on a server of its own."""
-    command = [sys.executable, "-m", "wavekit", "serve", str(bundle), "--port", "0", "--name", "soak", "--quiet"]
+    command = [sys.executable, "-m", "wavekit", "serve", str(arguments.bundle), "--port", "0", "--name", "soak"]
+    command += ["--quiet", "--prefix-memory", str(arguments.prefix_memory)]
+    command += ["--threads", str(arguments.threads)] if arguments.threads else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        address = server.stdout.readline().rpartition("//")[2].strip()
-        findings, end = Findings(), time.monotonic() + 60 * minutes
+        address, process = server.stdout.readline().rpartition("//")[2].strip(), str(server.pid)
+        findings, begin, trace = Findings(), time.monotonic(), list[dict[str, float]]()
+        end = begin + 60 * arguments.minutes
         threads = [
-            threading.Thread(target=_client, args=(address, cases, tokens, end, random.Random(number), findings))
-            for number in range(clients)
+            threading.Thread(target=_client, args=(address, cases, arguments, end, number, findings, still))
+            for number in range(arguments.clients)
         ]
-        trace = list[dict[str, float]]()
         for thread in threads:
             thread.start()
         while time.monotonic() < end:
-            time.sleep(min(6 * minutes, max(end - time.monotonic(), 0)))
-            trace.append({"done": sum(findings.counts.values()), **usage(str(server.pid))})
+            time.sleep(max(min(60 * arguments.minutes / SAMPLES, end - time.monotonic()), 0))
+            _sample(trace, begin, sum(findings.counts.values()), process, len(findings.wrong))
         for thread in threads:
             thread.join()
-        trace.append({"done": sum(findings.counts.values()), **usage(str(server.pid))})
+        _sample(trace, begin, sum(findings.counts.values()), process, len(findings.wrong))
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
     if code:
         findings.wrong.append(f"the server ended with {code}")
     return {
         "requests": dict(findings.counts),
-        "wrong": findings.wrong[:5],
-        **_grown(trace),
-        "tokens_per_second": round(findings.tokens / (60 * minutes), 1),
-        "seconds": _percentiles(findings.seconds),
+        **_summary(findings, trace, still),
         "seconds_to_first_token": _percentiles(findings.first),
-        "trace": trace,
     }
 
 
-def _client(address: str, cases: list[Case], tokens: int, end: float, draw: random.Random, findings: Findings) -> None:
+def _client(
+    address: str,
+    cases: list[Case],
+    arguments: argparse.Namespace,
+    end: float,
+    number: int,
+    findings: Findings,
+    still: Stillness,
+) -> None:
+    draw = random.Random(number)
     while time.monotonic() < end:
         kind = draw.choices(("whole", "streamed", "abandoned", "broken"), (4, 4, 1, 1))[0]
         try:
             if kind == "broken":
                 _send_broken(address, draw, findings)
             else:
-                _send(address, draw.choice(cases), tokens, kind, findings)
+                _send(address, draw.choice(cases), arguments.tokens, kind, draw, findings, still)
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             with findings.lock:
                 findings.wrong.append(f"{kind}: {type(error).__name__}: {error}")
         with findings.lock:
             findings.counts[kind] += 1
+        if arguments.pause:
+            time.sleep(min(draw.expovariate(1 / arguments.pause), max(end - time.monotonic(), 0)))
 
 
 def _send_broken(address: str, draw: random.Random, findings: Findings) -> None:
-    connection = http.client.HTTPConnection(address, timeout=120)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     connection.request("POST", "/v1/chat/completions", draw.choice(BROKEN), {"Content-Type": "application/json"})
     reply = connection.getresponse()
     body = reply.read()
@@ -179,12 +253,16 @@ def _send_broken(address: str, draw: random.Random, findings: Findings) -> None:
             findings.wrong.append(f"a broken body got {reply.status}: {body[:200]!r}")
 
 
-def _send(address: str, case: Case, tokens: int, kind: str, findings: Findings) -> None:
-    messages = [{"role": "user", "content": case.prompt}]
-    body = {"model": "soak", "messages": messages, "max_tokens": tokens, "stream": kind != "whole", **case.options}
-    connection = http.client.HTTPConnection(address, timeout=120)
+def _send(
+    address: str, case: Case, tokens: int, kind: str, draw: random.Random, findings: Findings, still: Stillness
+) -> None:
+    more: dict[str, Any] = {"stream": kind != "whole"}
+    if draw.random() < 0.25:
+        more |= {"logprobs": True, "top_logprobs": 2} if case.chat else {"logprobs": 2}
+    path = "/v1/chat/completions" if case.chat else "/v1/completions"
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     start = time.monotonic()
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(case.body(tokens, **more)), {"Content-Type": "application/json"})
     reply = connection.getresponse()
     if kind == "abandoned":
         reply.read(1)
@@ -193,33 +271,81 @@ def _send(address: str, case: Case, tokens: int, kind: str, findings: Findings) 
     text, first, count = "", 0.0, 0
     if kind == "whole":
         answer = json.loads(reply.read())
-        text, count = answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+        text, count = _text(answer["choices"][0]), answer["usage"]["completion_tokens"]
     else:
         for line in reply:
             if line.startswith(b"data: {"):
-                piece = json.loads(line[6:])["choices"][0]["delta"].get("content", "")
-                first = first or (time.monotonic() - start if piece else 0.0)
+                piece = _text(json.loads(line[6:])["choices"][0])
+                first = first or (time.monotonic() if piece else 0.0)
                 text += piece
     connection.close()
     with findings.lock:
-        findings.seconds.append(time.monotonic() - start)
-        findings.first += [first] if first else []
+        calm = _took(findings, start, still)
+        findings.first += [first - start] if first and calm else []
         findings.tokens += count
         if text != case.text:
             findings.wrong.append(f"{kind} {case.prompt!r} {case.options}: {text!r} is not {case.text!r}")
 
 
+def _text(choice: dict[str, Any]) -> str:
+    text = choice["text"] if "text" in choice else (choice.get("message") or choice["delta"]).get("content", "")
+    return str(text)
+
+
+def _took(findings: Findings, start: float, still: Stillness) -> bool:
+    """Note how long something took that has just ended, unless the machine stood still meanwhile."""
+    end = time.monotonic()
+    calm = not still.within(start, end)
+    if calm:
+        findings.seconds.append(end - start)
+    else:
+        findings.disturbed += 1
+    return calm
+
+
+def _sample(trace: list[dict[str, float]], begin: float, done: int, process: str, wrong: int) -> None:
+    """Add a line to the trace, and write it."""
+    minutes = round((time.monotonic() - begin) / 60, 1)
+    trace.append({"minutes": minutes, "done": done, "wrong": wrong, **usage(process)})
+    print(json.dumps(trace[-1]), file=sys.stderr, flush=True)
+
+
 def usage(process: str) -> dict[str, float]:
-    """Resident memory in MB, threads and open files of a process."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line)
-    files = len(list(Path(f"/proc/{process}/fd").iterdir()))
-    return {"mb": round(int(lines["VmRSS"].split()[0]) / 1024, 1), "threads": int(lines["Threads"]), "files": files}
+    """Resident memory in MB, threads, open files and seconds of processor time of a process."""
+    folder = Path("/proc", process)
+    lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+    user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return {
+        "mb": round(int(lines["VmRSS"].split()[0]) / 1024, 1),
+        "threads": int(lines["Threads"]),
+        "files": len(list((folder / "fd").iterdir())),
+        "cpu_seconds": round((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"), 1),
+    }
 
 
-def _grown(trace: list[dict[str, float]]) -> dict[str, Any]:
-    """Whether memory or threads at the end are more than after the first tenth."""
-    early, late = trace[min(1, len(trace) - 1)], trace[-1]
-    return {"grew": late["mb"] > GROWTH * early["mb"] or late["threads"] > early["threads"]}
+def _summary(findings: Findings, trace: list[dict[str, float]], still: Stillness) -> dict[str, Any]:
+    return {
+        "wrong": len(findings.wrong),
+        "examples": findings.wrong[:5],
+        "grew": _grew(trace),
+        "start": trace[0],
+        "end": trace[-1],
+        "seconds": _percentiles(findings.seconds),
+        "disturbed": findings.disturbed,
+        "still_seconds": still.seconds,
+        "trace": trace,
+    }
+
+
+def _grew(trace: list[dict[str, float]]) -> bool:
+    """Whether the most memory or the most threads of the second half are more than those of the first."""
+    warm = trace[len(trace) // 10 :]
+    early, late = warm[: len(warm) // 2 + 1], warm[len(warm) // 2 :]
+
+    def most(samples: list[dict[str, float]], name: str) -> float:
+        return max(sample[name] for sample in samples)
+
+    return most(late, "mb") > GROWTH * most(early, "mb") or most(late, "threads") > most(early, "threads")
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float]:
