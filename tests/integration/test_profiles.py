@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import wavekit_here
 from draft_models import draft_of
 from engines import exported
 from tiny_models import save_tiny
@@ -136,3 +137,20 @@ def test_profiles_of_other_machines_stay(bundle: Bundle, monkeypatch: pytest.Mon
     write_profile(bundle, dataclasses.replace(profile_of(bundle), machine=other))
     assert len([*file.parent.iterdir()]) == 2
     assert profiles.profile_for(bundle) is not None
+
+
+def test_inspect_shows_every_profile_and_whether_it_is_used(bundle: Bundle, capfd: pytest.CaptureFixture[str]) -> None:
+    here = profile_of(bundle)
+    write_profile(bundle, here)
+    write_profile(bundle, dataclasses.replace(here, machine=Machine("a server", 96, "1.0")))
+    (bundle.path / profiles.FOLDER / "torn.json").write_text("{")
+    result = wavekit_here(capfd, "inspect", bundle.path)
+    shown = " ".join(result.stdout.decode().partition("tuned for")[2].split())
+    assert result.returncode == 0
+    assert all(len(line) <= 100 for line in result.stdout.decode().splitlines())
+    (ours,) = (part for part in shown.split("tuned for") if "a processor, 4 cores" in part)
+    (theirs,) = (part for part in shown.split("tuned for") if "a server, 96 cores" in part)
+    assert "lookup, tokens 7, 2 lanes x 3 threads: 1.50x plain decoding" in ours
+    assert "used here unless" in ours
+    assert "not used here: it is of another machine" in theirs
+    assert "torn.json not used here: it cannot be read" in shown

@@ -71,17 +71,18 @@ def profile_for(bundle: Bundle) -> Profile | None:
     if not file.is_file():
         logger.info("no profile in %s is of this machine (%s): `wavekit tune` makes one", folder, machine)
         return None
-    problem: str | None
-    try:
-        profile = _read(file)
-        problem = _problem(profile, bundle, machine)
-    except (OSError, MisuseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        problem = f"it cannot be read ({error})"
+    profile, problem = _checked(file, bundle, machine)
     if problem is not None:
         logger.warning("the profile %s is ignored: %s; `wavekit tune` makes a new one", file, problem)
         return None
     logger.info("opening as %s says", file)
     return profile
+
+
+def all_profiles(bundle: Bundle) -> list[tuple[str, Profile | None, str | None]]:
+    """Every profile in a bundle: its file's name, what it says if it can be read, and why it is not used, if so."""
+    machine = this_machine()
+    return [(file.name, *_checked(file, bundle, machine)) for file in sorted((bundle.path / FOLDER).glob("*.json"))]
 
 
 def write_profile(bundle: Bundle, profile: Profile) -> Path:
@@ -118,6 +119,15 @@ def speculation_keeps_texts(manifest: Manifest) -> bool:
     """
     engine = manifest.engine
     return {engine.precision, engine.head_precision} == {"fp32"} or manifest.draft is not None
+
+
+def _checked(file: Path, bundle: Bundle, machine: Machine) -> tuple[Profile | None, str | None]:
+    """A profile, and why it cannot be used on a machine, if so."""
+    try:
+        profile = _read(file)
+        return profile, _problem(profile, bundle, machine)
+    except (OSError, MisuseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return None, f"it cannot be read ({error})"
 
 
 def _read(file: Path) -> Profile:

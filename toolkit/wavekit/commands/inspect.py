@@ -9,6 +9,8 @@ import click
 
 from wavekit.commands.engine_table import engine_table, makers, target
 from wavekit.commands.formatting import millions, size, table
+from wavekit.profiles import Profile, all_profiles
+from wavekit.tuning.candidates import described
 from wavekit_engines.bundle import GRAPHS, DraftInfo, ExitsInfo, GraphInfo, Manifest, TensorInfo, open_bundle
 from wavekit_engines.tensorrt.engine_cache import FOLDER, entries
 
@@ -23,13 +25,15 @@ _INDENT = 12
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show the stages of BUNDLE, its draft head and exits: layers, parameters, bytes, taps, inputs and outputs.
 
-    Where `wavekit build` has built TensorRT engines, they are shown too, as their build logs describe them.
+    Where `wavekit build` has built TensorRT engines, they are shown too, as their build logs describe them, and where
+    `wavekit tune` has tuned the bundle, for which machine and how it is opened there.
 
     \b
     wavekit inspect bundle
     wavekit inspect bundle --json
     """
-    manifest = open_bundle(bundle).manifest
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
     if as_json:
         click.echo(manifest.encode().decode(), nl=False)
         return
@@ -38,6 +42,18 @@ def inspect(bundle: Path, as_json: bool) -> None:
     if built := entries(bundle / FOLDER):
         click.echo(f"\n{engine_table(built, ('for', [target(info) for info in built]))}")
         click.echo(f"Built with {makers(built)}, as the build logs say; layers are those of all profiles together.")
+    for name, profile, problem in all_profiles(opened):
+        click.echo("\n" + "\n".join(_profile(name, profile, problem)))
+
+
+def _profile(name: str, profile: Profile | None, problem: str | None) -> Iterator[str]:
+    yield _paragraph("tuned for", str(profile.machine) if profile is not None else f"nobody knows: profiles/{name}")
+    if profile is not None:
+        speed = f"{profile.speed:.2f}x plain decoding with all cores"
+        yield _paragraph(
+            "", f"{described(profile.setting)}: {speed}; made {profile.created} by wavekit {profile.wavekit}"
+        )
+    yield _paragraph("", f"not used here: {problem}" if problem else "used here unless --threads or --lanes is given")
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
