@@ -122,7 +122,8 @@ def write_file(file: Path, content: bytes) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, file)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed either
+            temporary.unlink(missing_ok=True)
         raise WavekitError(_reason(error, file, "nothing was left of it")) from None
 
 

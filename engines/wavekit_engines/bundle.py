@@ -200,6 +200,8 @@ def open_bundle(path: str | Path, check_hashes: bool = True) -> Bundle:
     path = Path(path)
     file = path / MANIFEST
     if not file.is_file():
+        if path.is_file():
+            raise MisuseError(f"{path} is a file and a bundle is a folder: give the folder")
         reason = "is not a bundle: it has no manifest.json" if path.is_dir() else "does not exist"
         raise MisuseError(f"{path} {reason}; make a bundle with `wavekit export MODEL -o {path}`")
     manifest = decode_manifest(file.read_bytes(), str(file))

@@ -84,7 +84,7 @@ def open_checkpoint(path_or_repo_id: str | Path) -> Checkpoint:
         return _open_folder(path, path.resolve().name)
     repo_id = str(path_or_repo_id)
     if not _REPO_ID.fullmatch(repo_id):
-        raise MisuseError(f"{path} does not exist")
+        raise MisuseError(f"{path} does not exist; give a checkpoint folder, a .gguf file or a repository id")
     return _open_folder(_download(repo_id), repo_id)
 
 
@@ -106,6 +106,8 @@ def _open_folder(folder: Path, name: str) -> Checkpoint:
             return _open_gguf(gguf_files[0])
         if gguf_files:
             raise MisuseError(f"{folder} holds {len(gguf_files)} GGUF files: name one, such as {gguf_files[0]}")
+        if (folder / "manifest.json").exists():
+            raise MisuseError(f"{folder} is a bundle, not a checkpoint: give the model that it was made from")
         raise MisuseError(f"{folder} is no checkpoint: it has no config.json")
     return SafetensorsCheckpoint(folder, name)
 

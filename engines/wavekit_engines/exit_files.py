@@ -86,6 +86,8 @@ def read_exits(path: str | Path, *, target: DecoderSpec | None = None) -> Exits:
 
 def _read_config(folder: Path) -> _Config:
     file = folder / _CONFIG
+    if (folder / "exits" / _CONFIG).is_file():
+        raise MisuseError(f"{folder} is the folder of a training run: its exits are in {folder / 'exits'}")
     if not file.is_file():
         raise MisuseError(f"{folder} holds no exits: it has no {_CONFIG}; make them with `wavekit train exits`")
     content = file.read_bytes()

@@ -160,6 +160,9 @@ def test_memory_is_that_of_a_process_of_its_own(folder: Path) -> None:
         (["bundle", "--against", "vllm=model"], ["vllm is no peer", "onnxruntime-genai"]),
         (["bundle", "--against", "transformers=nowhere"], ["there is no nowhere"]),
         (["bundle", "--json", "nowhere/found.json"], ["there is no folder"]),
+        (["bundle", "-o", "model/config.json"], ["config.json is a file", "another name"]),
+        (["bundle", "-o", "model/config.json/inner"], ["config.json is a file"]),
+        (["bundle", "--json", "model"], ["model is a folder"]),
         (["model"], ["is not a bundle"]),
     ],
 )

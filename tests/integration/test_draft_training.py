@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -227,7 +226,9 @@ def test_an_interrupted_run_ends_with_the_same_head(
         return step(self, *rest)
 
     monkeypatch.setattr(Trainer, "_step", fail_late)
-    assert isinstance(run(*arguments).exception, click.Abort)
+    interrupted = run(*arguments).exception
+    assert isinstance(interrupted, WavekitError)
+    assert "what is done is kept" in str(interrupted)
     monkeypatch.setattr(Trainer, "_step", step)
     refused = run(*arguments)
     assert isinstance(refused.exception, MisuseError)
@@ -277,3 +278,11 @@ def test_misuse_is_named_before_anything_is_trained(
     assert isinstance(result.exception, WavekitError)
     assert message in str(result.exception)
     assert not (tmp_path / "run" / "draft").exists()
+    assert not (tmp_path / "run" / "state").exists()  # or the corrected command would be asked to --resume
+
+
+def test_a_file_is_no_place_for_a_run(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    refused = run(model, "-o", tmp_path / "run", "--taps", "2").exception
+    assert isinstance(refused, MisuseError)
+    assert "cannot write to" in str(refused)

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -242,7 +241,9 @@ def test_an_interrupted_run_ends_with_the_same_exits(
         return step(self, *rest)
 
     monkeypatch.setattr(Trainer, "_step", fail_late)
-    assert isinstance(run(*arguments).exception, click.Abort)
+    interrupted = run(*arguments).exception
+    assert isinstance(interrupted, WavekitError)
+    assert "what is done is kept" in str(interrupted)
     monkeypatch.setattr(Trainer, "_step", step)
     assert "--resume" in str(run(*arguments).exception)
     other = run(*arguments[:-2], "--texts", texts, "--rank", 3, "--resume")
@@ -302,6 +303,14 @@ def test_misuse_is_named_before_anything_is_trained(
     assert isinstance(result.exception, WavekitError)
     assert message in str(result.exception)
     assert not (tmp_path / "run" / "exits").exists()
+    assert not (tmp_path / "run" / "state").exists()  # or the corrected command would be asked to --resume
+
+
+def test_a_file_is_no_place_for_a_run(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    refused = run(model, "-o", tmp_path / "run", "--exits", "2").exception
+    assert isinstance(refused, MisuseError)
+    assert "cannot write to" in str(refused)
 
 
 def test_exits_that_are_there_are_not_trained_again(model: Path, finished: tuple[Path, Result]) -> None:

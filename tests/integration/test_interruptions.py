@@ -12,9 +12,10 @@ from pathlib import Path
 
 import onnx_ir
 import pytest
-from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit
+from command_line import COMMAND, assert_one_line, environment, save_text_model, wavekit, wavekit_here
 from engines import decoded, exported, opened
 
+from wavekit.commands import main
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
@@ -167,6 +168,35 @@ def test_ctrl_c_while_a_text_is_written(existing: Path) -> None:
     _, err = process.communicate(timeout=300)
     assert process.returncode in (0, 1)  # 0: the text was finished before
     assert err.strip() in (b"", b"wavekit: interrupted; nothing half-written was left behind")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, time
+from wavekit.commands import main
+def importing(**options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        raise ImportError("initialization failed")
+main.wavekit.main = importing
+main.main()
+"""
+
+
+def test_ctrl_c_that_a_library_turns_into_an_error_of_its_own() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    assert_one_line(subprocess.run(command, capture_output=True, check=False), 1, "interrupted")
+
+
+def test_a_file_that_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "locked.json")
+
+    monkeypatch.setattr(main.wavekit, "main", refused)
+    assert_one_line(wavekit_here(capfd, "inspect", "bundle"), 1, "locked.json: Permission denied")
 
 
 def test_a_bundle_replaced_with_force_is_the_new_one(checkpoint: Path, existing: Path) -> None:

@@ -33,7 +33,23 @@ def assert_refused(checkpoint: Path, code: int, *parts: str, options: tuple[str,
 
 
 def test_a_missing_model(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "model", 2, "model does not exist")
+    assert_refused(
+        tmp_path / "model", 2, "model does not exist", "a checkpoint folder, a .gguf file or a repository id"
+    )
+
+
+def test_a_bundle_in_place_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "manifest.json").touch()
+    assert_refused(tmp_path / "bundle", 2, "is a bundle, not a checkpoint")
+
+
+@pytest.mark.parametrize("made", ["draft", "exits"])
+def test_the_folder_of_a_training_run_names_the_folder_inside(made: str, checkpoint: Path) -> None:
+    run = checkpoint / "run"
+    (run / made).mkdir(parents=True)
+    (run / made / "config.json").write_text("{}")
+    assert_refused(checkpoint, 2, "folder of a training run", str(run / made), options=(f"--{made}", str(run)))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,9 @@ def test_two_prompts(bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
         ("--threads -1", "threads"),
         ("--threads many", "--threads"),
         ("--stop=", "stop strings"),
+        ("--exits 1", "--speculate exits"),
+        ("--trace nowhere/timeline.json", "there is no folder"),
+        ("--trace /", "is a folder"),
     ],
 )
 def test_a_parameter_out_of_range(options: str, part: str, bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,13 @@ def test_plan_says_when_nothing_pays(
     )
 
 
+def test_the_folder_of_a_recording_stands_for_its_trace(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    by_file = wavekit_here(capfd, "simulate", trace, "--depths", "4,12")
+    by_folder = wavekit_here(capfd, "simulate", trace.parent, "--depths", "4,12")
+    assert by_folder.returncode == 0
+    assert by_folder.stdout == by_file.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -109,7 +116,7 @@ def test_plan_says_when_nothing_pays(
         (("simulate", "TRACE", "--depths", "4,8"), ["4,8", "last boundary, 12"]),
         (("simulate", "TRACE", "--depths", "8,4,12"), ["must rise"]),
         (("simulate", "missing", "--depths", "4,12"), ["missing does not exist", "wavekit calibrate"]),
-        (("simulate", "COSTS", "--depths", "4,12"), ["is no exit trace"]),
+        (("simulate", "COSTS", "--depths", "4,12"), ["is no exit trace, or a damaged one"]),
         (("simulate", "TRACE", "--depths", "4,12", "--devices", "0"), ["--devices"]),
         (("simulate", "TRACE", "--depths", "4,12", "--costs", "missing"), ["missing cannot be read"]),
         (("simulate", "TRACE", "--depths", "4,12", "--costs", "TRACE"), ["trace.npz is no JSON"]),

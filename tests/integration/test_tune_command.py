@@ -111,6 +111,7 @@ def test_the_profile_is_what_load_uses(
         (["bundle", "--prompts", "nowhere.txt"], ["no prompt file"]),
         (["bundle", "-o", "tried.txt"], ["tried.txt is no figure", ".svg"]),
         (["bundle", "--json", "nowhere/tried.json"], ["there is no folder"]),
+        (["bundle", "--json", "model"], ["model is a folder"]),
         (["bundle", "--minutes", "0"], ["--minutes"]),
         (["model"], ["is not a bundle"]),
     ],

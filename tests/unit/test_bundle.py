@@ -233,6 +233,9 @@ def test_what_is_no_bundle_is_misuse_and_says_how_to_make_one(tmp_path: Path) ->
         open_bundle(tmp_path / "nowhere")
     with pytest.raises(MisuseError, match=r"no manifest\.json; make a bundle"):
         open_bundle(tmp_path)
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(MisuseError, match="is a file and a bundle is a folder"):
+        open_bundle(tmp_path / "manifest.json")
 
 
 def with_draft(top_k: int = 3, file: str = "text", **changes: Any) -> Manifest:

@@ -96,7 +96,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
             load_trace(tmp_path / "file")
     with pytest.raises(TraceError, match="does not exist"):
         load_trace(tmp_path / "missing")
-    with pytest.raises(TraceError, match=r"holds no matrices\.npz"):
+    with pytest.raises(TraceError, match=r"holds neither trace\.npz nor matrices\.npz"):
         load_trace(tmp_path)
 
 

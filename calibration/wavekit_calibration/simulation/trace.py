@@ -29,6 +29,7 @@ from wavekit_engines.atomic import write_file
 
 SCHEMA_VERSION = 1
 KIND = "wavekit exit trace"
+TRACE_NAME = "trace.npz"
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,13 @@ class ExitTrace:
 
 
 def load_trace(path: Path) -> ExitTrace:
-    """Read a trace file, or make a trace of the agreement that a calibration's folder holds.
+    """Read a trace file, by its name or its folder's, or make a trace of the agreement in a calibration's folder.
 
     Raises:
         TraceError: missing, damaged, or of a newer schema.
     """
+    if path.is_dir() and (path / TRACE_NAME).is_file():
+        path = path / TRACE_NAME
     if path.is_dir():
         return _load_calibration(path)
     if not path.is_file():
@@ -191,7 +194,9 @@ def trace_of_agreement(agrees: NDArray[np.bool_], model: str = "") -> ExitTrace:
 def _load_calibration(folder: Path) -> ExitTrace:
     file = folder / MATRICES_NAME
     if not file.is_file():
-        raise TraceError(f"{folder} holds no {MATRICES_NAME}; give a trace file or the folder of wavekit calibrate")
+        raise TraceError(
+            f"{folder} holds neither {TRACE_NAME} nor {MATRICES_NAME}; give a trace or the folder of wavekit calibrate"
+        )
     agrees = _read_arrays(file).get("agrees")
     if agrees is None or agrees.dtype != bool or agrees.ndim != 2 or not len(agrees) or agrees.shape[1] < 2:
         raise TraceError(f"{file} holds no agreement by depth; calibrate again")
@@ -204,11 +209,11 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
         if isinstance(content, np.lib.npyio.NpzFile):
             with content:
                 return {name: content[name] for name in content.files}
-        raise TraceError(f"{file} is no exit trace, but a single array")
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise TraceError(f"{file} is no exit trace, or damaged: {error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile):  # whose texts advise loading what is not trusted
+        raise TraceError(f"{file} is no exit trace, or a damaged one; record it again") from None
+    raise TraceError(f"{file} is no exit trace, but a single array")
 
 
 def _first_contradiction(trace: ExitTrace) -> str | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
 from wavekit_calibration.readout import Readout
-from wavekit_calibration.simulation.trace import ExitTrace, TraceHeader
+from wavekit_calibration.simulation.trace import TRACE_NAME, ExitTrace, TraceHeader
 from wavekit_calibration.training.draft_data import AnsweredText
 from wavekit_calibration.training.draft_start import choose_vocabulary, coverage
 from wavekit_calibration.training.draft_texts import TextWriter
@@ -40,7 +40,7 @@ from wavekit_engines.errors import MisuseError
 from wavekit_engines.exit_files import write_exits
 from wavekit_engines.exit_spec import Exits, ExitSpec, boundary_problem
 
-TRACE = "trace.npz"
+TRACE = TRACE_NAME
 _SIZED_TEXTS = 16
 
 

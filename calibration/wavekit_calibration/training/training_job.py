@@ -161,9 +161,11 @@ def prepare(
     decoder, tokenizer = open_decoder(job.model, str(device), "auto" if device.type != "cpu" else "float32")
     with processes.first_before_others():
         unfinished = job.unfinished if processes.is_first else "resume"
+        given = read_texts(job.texts, target.checkpoint.digest(), target.spec.vocab_size) if job.texts else None
+        prompts = [] if given else _prompts(job, target, tokenizer)
         state = RunState(job.out / "state", _key(job, target.checkpoint, key), unfinished)
         store = StateStore(job.out / "state" / "states", job.boundaries)
-        made_by, texts = _texts(job, target, tokenizer, writer, state, store, progress)
+        made_by, texts = given or _written(job, target, prompts, writer, state, store, progress)
         train, held_out = split_held_out(texts, job.held_out, job.train.seed)
         _check_room(job, target.spec, store, texts)
         store.fill(texts, decoder, job.train.batch_size, progress)
@@ -178,25 +180,26 @@ def _key(job: TrainingJob, checkpoint: Checkpoint, names: tuple[str, ...]) -> di
     return {**settings, "model": checkpoint.digest(), "texts": texts}
 
 
-def _texts(
+def _prompts(job: TrainingJob, target: Target, tokenizer: Any) -> list[list[int]]:
+    limit = min(job.max_prompt_tokens, target.spec.max_positions - job.max_new_tokens)
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in job.prompts.prompts]
+    prompts = [ids for ids in encoded if 0 < len(ids) <= limit]
+    if not prompts:
+        raise MisuseError(f"{job.prompts.name}: no prompt of at most {limit} tokens; raise --max-prompt-tokens")
+    return prompts
+
+
+def _written(
     job: TrainingJob,
     target: Target,
-    tokenizer: Any,
+    prompts: list[list[int]],
     writer: Callable[[], TextWriter],
     state: RunState,
     store: StateStore,
     progress: Progress,
 ) -> tuple[TextProvenance, list[AnsweredText]]:
-    checkpoint, spec = target.checkpoint, target.spec
-    if job.texts is not None:
-        return read_texts(job.texts, checkpoint.digest(), spec.vocab_size)
-    limit = min(job.max_prompt_tokens, spec.max_positions - job.max_new_tokens)
-    encoded = [encode_prompt(tokenizer, prompt) for prompt in job.prompts.prompts]
-    prompts = [ids for ids in encoded if 0 < len(ids) <= limit]
-    if not prompts:
-        raise MisuseError(f"{job.prompts.name}: no prompt of at most {limit} tokens; raise --max-prompt-tokens")
     made_by = TextProvenance(
-        checkpoint_digest=checkpoint.digest(),
+        checkpoint_digest=target.checkpoint.digest(),
         prompts=job.prompts.name,
         prompts_sha256=job.prompts.sha256,
         max_new_tokens=job.max_new_tokens,

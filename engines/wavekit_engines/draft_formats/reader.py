@@ -67,6 +67,8 @@ def read_draft(
             f"{folder} is no folder: give a draft head's folder; one from a hub has to be downloaded first"
         )
     if not (folder / "config.json").is_file():
+        if (folder / "draft" / "config.json").is_file():
+            raise MisuseError(f"{folder} is the folder of a training run: its head is in {folder / 'draft'}")
         raise MisuseError(f"{folder} is no checkpoint: it has no config.json")
     if format is not None and format not in LAYOUTS:
         raise MisuseError(f"there is no draft format {format!r}: choose one of {', '.join(LAYOUTS)}")

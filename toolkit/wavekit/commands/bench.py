@@ -11,7 +11,7 @@ from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit.machine import available_cores
 from wavekit_engines.atomic import write_file
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.outputs import check_file, check_folder, make_folder
 
 if TYPE_CHECKING:
     from wavekit.benchmarking.peers import PeerProcess
@@ -65,7 +65,8 @@ def bench(
     from wavekit.benchmarking.bench import bench as run
     from wavekit.commands.bench_tables import tables
 
-    check_parent(json_file)
+    check_folder(out)
+    check_file(json_file)
     threads = threads or available_cores()
     plan = Plan(
         bundle, _listed(modes), prompts, count, new_tokens, rounds, threads, lanes or available_cores()
@@ -96,12 +97,6 @@ def _peers(against: str | None, python: str | None, threads: int) -> "list[PeerP
     return peers(given, python, threads)
 
 
-def check_parent(file: Path | None) -> None:
-    """Raises MisuseError where a file cannot be written for want of a folder, before anything is measured."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise MisuseError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
-
-
 def _write(report: "BenchReport", text: str, out: Path | None, json_file: Path | None) -> None:
     """JSON, table and figure, each whole or not at all."""
     from wavekit.commands.bench_figure import bench_figures
@@ -110,7 +105,7 @@ def _write(report: "BenchReport", text: str, out: Path | None, json_file: Path |
         write_file(json_file, report.encode())
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_file(out / "bench.json", report.encode())
     write_file(out / "table.txt", f"{text}\n".encode())
     figures = bench_figures(report)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError
 
@@ -69,14 +70,11 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
     """
     if options["resume"] and options["restart"]:
         raise MisuseError("--resume and --restart exclude each other")
-    try:
-        import torch
+    require("calibrate", "torch", "transformers", "accelerate", "matplotlib")
+    import torch
 
-        from wavekit_calibration.calibrate import calibrate as run
-    except ImportError as error:
-        raise MisuseError(
-            f"calibrate needs {error.name}, which is not installed: pip install 'wavekit[calibrate]'"
-        ) from None
+    from wavekit_calibration.calibrate import calibrate as run
+
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     job = _job(model, out, options)

@@ -14,6 +14,7 @@ from wavekit.commands.export import Boundaries
 from wavekit.decoding.speculation import Mode
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
+from wavekit_engines.outputs import check_file
 
 if TYPE_CHECKING:
     from wavekit.results import GenerationResult
@@ -92,6 +93,9 @@ def generate(
     wavekit generate bundle --speculate exits --lanes 2 --trace timeline.json "The capital of France is"
     echo "Once upon a time" | wavekit generate bundle --json
     """
+    check_file(trace)
+    if exits is not None and "exits" not in speculate:
+        raise MisuseError("--exits says which exits propose, and none does here; add --speculate exits")
     text = _prompt_text(prompt, file)
     speculation = wavekit.Speculation(
         speculate, draft_depth, draft_top_k, exits=exits, decs=not no_decs, least_probability=least_probability

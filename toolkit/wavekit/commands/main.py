@@ -1,7 +1,9 @@
 """``wavekit``: the group of commands, and what happens to errors.
 
 A `WavekitError` is one line on standard error and its exit code (2 for misuse, 1 for failure). Ctrl-C, or a
-request to terminate, is one line and exit code 1. Anything else is a bug in wavekit and keeps its traceback.
+request to terminate, is one line and exit code 1, whatever a library that it interrupts makes of it. So is what the
+machine refuses: a full disk, a file that may not be read or written. Anything else is a bug in wavekit and keeps its
+traceback.
 """
 
 import errno
@@ -34,6 +36,31 @@ COMMANDS = (
     "bench",
     "tune",
 )
+
+
+_INTERRUPTED = "interrupted; nothing half-written was left behind"
+# What the system says of files for which the program is not to blame.
+_REFUSALS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG}
+)
+
+
+class _Interrupts:
+    """Raises KeyboardInterrupt at a signal, and remembers that it did.
+
+    A library that is interrupted in the middle of its import may turn that into an error of its own.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        """Handle a signal."""
+        self.heard = True
+        raise KeyboardInterrupt
+
+
+_interrupts = _Interrupts()
 
 
 class _LazyGroup(click.Group):
@@ -74,8 +101,9 @@ def wavekit() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code; SIGTERM interrupts it as Ctrl-C does, so that it cleans up."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, _interrupts)
     sys.exit(run(arguments))
 
 
@@ -92,14 +120,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except WavekitError as error:
         return _fail(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted; nothing half-written was left behind", 1)
+        return _fail(_INTERRUPTED, 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
         return 1
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return _fail("the disk is full; make room and try again", 1)
+        if _interrupts.heard:
+            return _fail(_INTERRUPTED, 1)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail("the disk is full; make room and try again", 1)
+        if error.errno in _REFUSALS:
+            return _fail(f"{error.filename or 'a file'}: {error.strerror}", 1)
+        raise
+    except Exception:
+        if _interrupts.heard:
+            return _fail(_INTERRUPTED, 1)
+        raise
 
 
 def _one_line(error: click.ClickException) -> str:

@@ -13,6 +13,7 @@ from wavekit.commands.training_options import (
     check_options,
     job_fields,
     loop_options,
+    loss_so_far,
     parse_boundaries,
     run_job,
     run_options,
@@ -104,6 +105,6 @@ def _boundaries(model: str, calibration: Path | None, taps: str | None) -> tuple
 def _line(look: "Look") -> str:
     shares = " ".join(f"{100 * share:.0f}" for share in look.acceptance)
     return (
-        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
+        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: {loss_so_far(look.loss)}"
         f"held-out tau {look.tau:.3f}, accepted by position {shares} %"
     )

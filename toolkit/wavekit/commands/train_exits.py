@@ -12,6 +12,7 @@ from wavekit.commands.training_options import (
     check_options,
     job_fields,
     loop_options,
+    loss_so_far,
     parse_boundaries,
     run_job,
     run_options,
@@ -115,6 +116,6 @@ def _tell(record: "ExitRecord") -> None:
 def _line(look: "ExitLook") -> str:
     shares = " ".join(f"{100 * share:.0f}" for share in look.agreement)
     return (
-        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: loss {look.loss:.3f}, "
+        f"step {look.step}, epoch {look.epoch:.2f}, {look.minutes:.1f} min: {loss_so_far(look.loss)}"
         f"agreement by exit {shares} %, speed-up in ticks {look.speed_up:.3f}"
     )

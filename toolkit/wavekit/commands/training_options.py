@@ -1,5 +1,6 @@
 """Options that every kind of training has, how they become a job's fields, and how a job is run."""
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import click
 
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.errors import MisuseError, WavekitError
+from wavekit_engines.outputs import make_folder
 
 if TYPE_CHECKING:
     from wavekit_calibration.measure import Progress
@@ -113,7 +115,7 @@ def run_job(
 
     if threads:
         torch.set_num_threads(threads)
-    job.out.mkdir(parents=True, exist_ok=True)
+    make_folder(job.out)
     steps = Steps(label)
 
     def report(look: Look) -> None:
@@ -122,6 +124,8 @@ def run_job(
 
     try:
         found = train(job, lambda: engine_writer(job.model, job.out, job.boundaries, threads, steps), steps, report)
+    except KeyboardInterrupt:
+        raise WavekitError("interrupted; what is done is kept: give the same command with --resume to go on") from None
     finally:
         steps.clear()
     return found if Processes().is_first else None
@@ -139,6 +143,11 @@ def job_fields(model: str, out: Path, options: dict[str, Any]) -> dict[str, Any]
         "command": shlex.join(["wavekit", *sys.argv[1:]]),
         **{name: options[name] for name in _JOB_FIELDS},
     }
+
+
+def loss_so_far(loss: float) -> str:
+    """The loss in a line about a look, nothing before the first step."""
+    return "" if math.isnan(loss) else f"loss {loss:.3f}, "
 
 
 def parse_boundaries(option: str, text: str) -> tuple[int, ...]:

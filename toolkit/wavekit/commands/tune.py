@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from wavekit import __version__
-from wavekit.commands.bench import check_parent
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit.machine import this_machine
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
+from wavekit_engines.outputs import check_file
 
 if TYPE_CHECKING:
     from wavekit.benchmarking.openings import Openings
@@ -68,7 +68,7 @@ def tune(
     from wavekit_engines.bundle import open_bundle
 
     for file in (figure, json_file):
-        check_parent(file)
+        check_file(file)
     if figure is not None and figure.suffix not in _FIGURES:
         raise MisuseError(f"{figure} is no figure: let its name end with {', '.join(_FIGURES)}")
     opened = open_bundle(bundle, check_hashes=False)

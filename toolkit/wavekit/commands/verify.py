@@ -16,6 +16,7 @@ from wavekit.commands.progress import Steps
 from wavekit.verification.findings import Findings
 from wavekit_engines.atomic import write_file
 from wavekit_engines.errors import MisuseError
+from wavekit_engines.outputs import check_file, check_folder, make_folder
 
 if TYPE_CHECKING:
     from wavekit.llm import LLM
@@ -61,7 +62,9 @@ def verify(
     from wavekit.verification.run import verify_alone
     from wavekit.verification.tolerances import tolerance_of
 
-    _check_options(checkpoint, draft, json_file)
+    check_folder(out)
+    check_file(json_file)
+    _check_options(checkpoint, draft)
     llm = wavekit.load(bundle, threads=threads)
     given = _open_given(llm, checkpoint, draft)
     samples = _samples(llm, prompts, count, new_tokens)
@@ -80,11 +83,9 @@ def verify(
     return 1 if found.failed else 0
 
 
-def _check_options(checkpoint: str | None, draft: Path | None, json_file: Path | None) -> None:
+def _check_options(checkpoint: str | None, draft: Path | None) -> None:
     if draft is not None and checkpoint is None:
         raise MisuseError("--draft is compared on the states of the model it drafts for: give that with --checkpoint")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise MisuseError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     if checkpoint is not None:
         require("demo", "torch", "transformers", "onnx_ir")
         quieten()
@@ -148,7 +149,7 @@ def _write(found: Findings, out: Path | None, json_file: Path | None, limit: flo
     from wavekit.verification.page import render
 
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         write_file(out / "report.html", render(found, limit).encode())
         write_file(out / "found.json", found.encode())
         click.echo(f"report: {out / 'report.html'}")

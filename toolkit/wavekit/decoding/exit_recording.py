@@ -1,7 +1,8 @@
 """What exits and the draft head say along texts that were written plainly: the records that a simulator replays.
 
 Each text is decoded plainly; the draft is asked before every token and not heeded. Then one pass over the text tells
-what every exit says where a token was about to be written. Knows no files; `simulation.trace` in the calibration has them.
+what every exit says where a token was about to be written. Knows no files; those are `simulation.trace`'s, in the
+calibration.
 """
 
 from collections.abc import Sequence
