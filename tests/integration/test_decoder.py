@@ -108,7 +108,8 @@ def test_a_prompt_in_chunks_gives_what_it_gives_at_once(chunk: int, decoder: Dec
 def test_a_text_after_a_prompt_in_chunks_is_the_same(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = tokens(2, 150)
     expected = decoded(decoder, prompt, 40)
-    monkeypatch.setattr(SequenceWorkers.prefill, "__defaults__", (7,))
+    _, *others = SequenceWorkers.prefill.__defaults__ or ()
+    monkeypatch.setattr(SequenceWorkers.prefill, "__defaults__", (7, *others))
     assert decoded(decoder, prompt, 40) == expected
 
 

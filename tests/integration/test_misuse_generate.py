@@ -142,5 +142,5 @@ def test_json_holds_the_whole_result(bundle: Path, capfd: pytest.CaptureFixture[
     assert len(content["token_ids"]) == 9
     assert (content["finish_reason"], content["prompt_tokens"]) == ("length", 5)
     assert set(content["timings"]) == {
-        "prefill_seconds", "decode_seconds", "tokens_per_second", "host_share", "ticks", "waiting_seconds"
+        "prefill_seconds", "decode_seconds", "tokens_per_second", "host_share", "ticks"
     }  # fmt: skip
