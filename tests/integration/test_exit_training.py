@@ -302,8 +302,7 @@ def test_misuse_is_named_before_anything_is_trained(
     result = run(model, "-o", tmp_path / "run", *arguments)
     assert isinstance(result.exception, WavekitError)
     assert message in str(result.exception)
-    assert not (tmp_path / "run" / "exits").exists()
-    assert not (tmp_path / "run" / "state").exists()  # or the corrected command would be asked to --resume
+    assert not (tmp_path / "run").exists()  # or the corrected command would be asked to --resume
 
 
 def test_a_file_is_no_place_for_a_run(model: Path, tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def notes(rows: Sequence[Row], texts: int, planned: int, threads: int, busy: boo
     lines = [
         "tokens equal: token ids like those of transformers, in each text up to the first",
         "difference. *: weights in 4 bits are another model numerically, no error.",
-        f"speed: relative to transformers, without the prefill; median of {texts} texts,",
+        f"speed: relative to transformers, without the prefill; median of {texts} text{'s' * (texts > 1)},",
         f"{threads} thread{'s' * (threads > 1)} for each engine.",
     ]
     if texts < planned:
-        lines.append(f"Only {texts} of {planned} texts were written: the time was up.")
+        lines.append(f"Only {texts} of {planned} texts {'were' if texts > 1 else 'was'} written: the time was up.")
     if busy:
         lines.append("Other programs keep this machine busy; run it again when it is quiet.")
     elif any(row.comparison.fastest > _UNEVEN * row.comparison.slowest for row in rows if row.exact):

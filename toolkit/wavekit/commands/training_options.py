@@ -1,14 +1,14 @@
 """Options that every kind of training has, how they become a job's fields, and how a job is run."""
 
 import math
-import shlex
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from wavekit.commands.command_line import command_line
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError, WavekitError
@@ -128,6 +128,8 @@ def run_job(
         raise WavekitError("interrupted; what is done is kept: give the same command with --resume to go on") from None
     finally:
         steps.clear()
+        with suppress(OSError):  # a folder with anything in it stays
+            job.out.rmdir()
     return found if Processes().is_first else None
 
 
@@ -140,7 +142,7 @@ def job_fields(model: str, out: Path, options: dict[str, Any]) -> dict[str, Any]
         "out": out,
         "prompts": read_prompts(options["prompts"]) if options["prompts"] else shipped_prompts(),
         "unfinished": "restart" if options["restart"] else "resume" if options["resume"] else "refuse",
-        "command": shlex.join(["wavekit", *sys.argv[1:]]),
+        "command": command_line(),
         **{name: options[name] for name in _JOB_FIELDS},
     }
 
