@@ -27,7 +27,10 @@ def wavekit(*arguments: str | Path, stdin: bytes = b"", **options: Any) -> subpr
 def wavekit_here(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
     """Run the same in this process: quicker, where there are many cases."""
     capfd.readouterr()
-    code = run([str(argument) for argument in arguments])
+    given = [str(argument) for argument in arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["wavekit", *given])
+        code = run(given)
     out, err = capfd.readouterr()
     return subprocess.CompletedProcess(arguments, code, out.encode(), err.encode())
 

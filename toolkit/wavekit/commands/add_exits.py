@@ -1,11 +1,10 @@
 """``wavekit add-exits``: early exits for a bundle that is there already."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
 
+from wavekit.commands.command_line import command_line
 from wavekit.commands.exits import EXIT_PRECISION_HELP, exits_made, read_exits_for
 from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
@@ -35,7 +34,7 @@ def add_exits(bundle: Path, exits: Path, exit_precision: Precision | None, force
         read_exits_for(exits, before.decoder, before.provenance.checkpoint_digest),
         precision=exit_precision,
         replace=force,
-        command=shlex.join(["wavekit", *sys.argv[1:]]),
+        command=command_line(),
     )
     assert manifest.exits is not None
     own = sum(info.bytes for name, info in manifest.files.items() if name.startswith(exit_export.EXIT_FILES))

@@ -1,12 +1,11 @@
 """``wavekit bench``: how fast a bundle writes, mode by mode, and beside other engines."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from wavekit.commands.command_line import command_line
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit.machine import available_cores
@@ -71,7 +70,7 @@ def bench(
     plan = Plan(
         bundle, _listed(modes), prompts, count, new_tokens, rounds, threads, lanes or available_cores()
     )  # fmt: skip
-    command = shlex.join(["wavekit", *sys.argv[1:]])
+    command = command_line()
     steps = Steps("bench")
     try:
         report = run(plan, _peers(against, peer_python, threads), command, steps)

@@ -2,13 +2,13 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from wavekit.commands.command_line import command_line
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit_engines.errors import MisuseError
@@ -118,7 +118,7 @@ def _job(model: str, out: Path, options: dict[str, Any]) -> "Job":
         device=options["device"],
         unfinished="restart" if options["restart"] else "resume" if options["resume"] else "refuse",
         max_minutes=options["max_minutes"],
-        command=shlex.join(["wavekit", *sys.argv[1:]]),
+        command=command_line(),
     )
 
 

@@ -1,13 +1,13 @@
 """``wavekit export``: a checkpoint becomes a bundle."""
 
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from wavekit.commands.command_line import command_line
 from wavekit.commands.exits import EXIT_PRECISION_HELP, exits_made, read_exits_for
 from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
@@ -126,7 +126,7 @@ def export(
         exit_precision=exit_precision,
     )
     has_tokenizer = _check_tokenizer(checkpoint)
-    command = shlex.join(["wavekit", *sys.argv[1:]])
+    command = command_line()
     with progress("exporting") as told:
         manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
     click.echo(f"{output}: {_made(manifest)}")

@@ -1,8 +1,6 @@
 """``wavekit tune``: the fastest setting of a bundle on this machine, kept in the bundle."""
 
 import datetime
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wavekit import __version__
+from wavekit.commands.command_line import command_line
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit.machine import this_machine
@@ -143,7 +142,7 @@ def _summed_up(
     return TuneReport(
         bundle=bundle.resolve().name,
         machine=this_machine(),
-        command=shlex.join(["wavekit", *sys.argv[1:]]),
+        command=command_line(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         new_tokens=new_tokens,
         prompts=prompts,

@@ -2,14 +2,13 @@
 
 import datetime
 import importlib.metadata
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import wavekit
+from wavekit.commands.command_line import command_line
 from wavekit.commands.demo_reference import quieten
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
@@ -126,7 +125,7 @@ def _nothing_found(
         subject=subject_of(llm, bundle, given.checkpoint.name if given is not None else None, draft),
         prompts=prompt_facts(llm, samples),
         new_tokens=new_tokens,
-        command=shlex.join(["wavekit", *sys.argv[1:]]),
+        command=command_line(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         versions={
             **{name: importlib.metadata.version(name) for name in packages},
