@@ -20,6 +20,8 @@ from engines import exported
 
 import wavekit
 from wavekit import Speculation
+from wavekit.decoding import sequence_workers
+from wavekit.decoding.sequence_workers import SequenceWorkers
 from wavekit.llm import LLM
 from wavekit.streams import AsyncGenerationStream
 from wavekit_engines.checkpoint import open_checkpoint
@@ -39,12 +41,17 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """A model with a random draft head; two texts of a batch are written at a time."""
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a random draft head."""
     folder = tmp_path_factory.mktemp("embedding")
     model = save_text_model("llama-untied", folder / "model", seed=1)
-    draft = draft_of(open_checkpoint(str(model)), seed=2)
-    return wavekit.load(exported(model, folder / "bundle", draft=draft), threads=1, concurrency=2)
+    return exported(model, folder / "bundle", draft=draft_of(open_checkpoint(str(model)), seed=2))
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path) -> LLM:
+    """Two texts of a batch are written at a time."""
+    return wavekit.load(bundle, threads=1, concurrency=2)
 
 
 def lent(llm: LLM) -> int:
@@ -338,3 +345,24 @@ def test_generations_are_spans_below_the_callers(llm: LLM) -> None:
     assert (span.name, span.parent.span_id) == ("wavekit.generate", request.context.span_id)
     assert span.attributes["gen_ai.usage.output_tokens"] == 5
     assert math.isfinite(span.attributes["wavekit.tau"])
+
+
+def test_texts_at_a_time_leave_their_buffers_to_the_next_ones(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that come and go on many threads leave the heap in pieces, and a server's memory grows for hours."""
+    made = []
+
+    class Counted(SequenceWorkers):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(sequence_workers, "SequenceWorkers", Counted)
+    four = wavekit.load(bundle, threads=1, concurrency=4)
+    for _ in range(3):
+        streams = [four.stream("x", max_new_tokens=9) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        for stream in streams:
+            stream.close()
+    assert len(made) == 4
+    four.close()

@@ -263,7 +263,8 @@ def load(
     logger.info(
         "opened a bundle of %d stages in %s on %s, %d threads each", len(engines.stages), engine, device, threads
     )
-    decoder = Decoder(bundle.manifest, engines, min(setting.lanes, len(engines.stages)), prefix_memory)
+    lanes = min(setting.lanes, len(engines.stages))
+    decoder = Decoder(bundle.manifest, engines, lanes, prefix_memory, concurrency)
     return LLM(bundle.manifest, decoder, tokenizer, concurrency, setting.speculation)
 
 

@@ -34,13 +34,18 @@ _MEASURED_CONTEXT = 128
 class Decoder:
     """The opened engines of a bundle. Safe to share between threads: every generation has workers of its own."""
 
-    def __init__(self, manifest: Manifest, engines: Engines, lanes: int = 1, prefix_memory: int = 0) -> None:
-        """Decode with these engines; ``lanes`` stages may run at once, ``prefix_memory`` bytes hold earlier texts."""
+    def __init__(
+        self, manifest: Manifest, engines: Engines, lanes: int = 1, prefix_memory: int = 0, concurrency: int = 2
+    ) -> None:
+        """Decode with these engines; ``lanes`` stages may run at once, ``prefix_memory`` bytes hold earlier texts.
+
+        The buffers of ``concurrency`` generations are kept for later ones; more may be under way.
+        """
         self.manifest = manifest
         self.spec = manifest.decoder
         self._engines = engines
         self._lanes = Lanes(lanes)
-        self.workers = WorkerPool(manifest, engines, self._lanes)
+        self.workers = WorkerPool(manifest, engines, self._lanes, concurrency)
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
         self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}

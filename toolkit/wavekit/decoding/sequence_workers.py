@@ -2,7 +2,8 @@
 
 A set of workers holds the cache of one text: one worker a stage, one for the head, and those of the draft head and of
 early exits once they are asked for. Making one binds a buffer for every layer, so finished generations leave theirs for
-the next. The lanes on which stages run at once are shared by all sets.
+the next: as many as are usually out at once, since buffers that come and go on many threads leave the heap in pieces.
+The lanes on which stages run at once are shared by all sets.
 """
 
 import threading
@@ -26,7 +27,6 @@ from wavekit_engines.engine import Array, Engine
 PREFILL_CHUNK = 512
 
 _MIN_CAPACITY = 512
-_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,9 @@ class SequenceWorkers:
 class WorkerPool:
     """Lends sets of workers; any number may be out at once."""
 
-    def __init__(self, manifest: Manifest, engines: Engines, lanes: Lanes) -> None:
-        self._manifest, self._engines, self._lanes = manifest, engines, lanes
+    def __init__(self, manifest: Manifest, engines: Engines, lanes: Lanes, kept: int) -> None:
+        """Keep at most ``kept`` sets that nobody uses."""
+        self._manifest, self._engines, self._lanes, self._kept = manifest, engines, lanes, kept
         self._free: list[SequenceWorkers] = []
         self._lock = threading.Lock()
 
@@ -201,7 +202,7 @@ class WorkerPool:
         finally:
             with self._lock:
                 self._free.append(workers)
-                del self._free[:-_KEPT]
+                del self._free[: -self._kept]
 
     def _take(self, rows: int) -> SequenceWorkers:
         with self._lock:
