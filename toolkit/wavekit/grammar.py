@@ -57,7 +57,10 @@ class Grammars:
         matcher = LLMatcher(self._prepare(ends), grammar, log_level=0)
         if matcher.is_error():
             raise MisuseError(f"{name} cannot be followed: {_one_line(matcher.get_error())}")
-        return Shape(matcher, self._vocab_size)
+        shape = Shape(matcher, self._vocab_size)
+        if not shape.can_begin:
+            raise MisuseError(f"{name} cannot be followed: no text of finite length fits it")
+        return shape
 
     def _prepare(self, ends: frozenset[int]) -> "LLTokenizer":
         """The vocabulary as llguidance reads it; takes most of a second."""
@@ -79,9 +82,15 @@ class Shape:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._bits = np.zeros(-(-vocab_size // 32), np.int32)
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether any token may come first; a schema that refers to itself without an end allows none."""
+        self._mask()
+        return not self._matcher.is_error() and bool(self._bits.any())
+
     def forbid(self, logits: Floats) -> None:
         """See `choice.Constraint`."""
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._mask()
         self._check()
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size].view(bool)
         np.putmask(logits, ~allowed, -np.inf)
@@ -91,6 +100,9 @@ class Shape:
         self._matcher.consume_token(token)
         self._check()
         return self._matcher.is_stopped()
+
+    def _mask(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -111,4 +123,5 @@ def _schema_text(schema: Mapping[str, Any] | str | None) -> str:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    """A message of llguidance without the dump of its state."""
+    return " ".join(message.partition("<state>")[0].split())
