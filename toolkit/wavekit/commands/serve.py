@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from wavekit.commands.extras import require
+from wavekit_engines.errors import MisuseError
 
 
 @click.command()
@@ -15,6 +16,7 @@ from wavekit.commands.extras import require
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 picks a free one.")
 @click.option("--name", help="The model's name in requests.  [default: the bundle's folder]")
 @click.option("--api-key", envvar="WAVEKIT_API_KEY", help="Ask for this key; better set in WAVEKIT_API_KEY.")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="Web pages that may use it: https://a.org; * any.")
 @click.option("--max-concurrent", type=click.IntRange(1, 1024), default=4, show_default=True, help="Texts at a time.")
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait.")
 @click.option("--max-body", type=click.IntRange(1), default=1 << 20, show_default=True, help="Bytes of a request.")
@@ -24,7 +26,9 @@ from wavekit.commands.extras import require
 @click.option(
     "--grace", type=click.FloatRange(0, 3600), default=10, show_default=True, help="Seconds for texts to end."
 )
-@click.option("--threads", type=int, help="Threads an engine may use.  [default: all cores]")
+@click.option(
+    "--threads", type=int, help="Threads an engine may use.  [default: as `wavekit tune` found here, or all cores]"
+)
 @click.option("--prefix-memory", type=click.IntRange(0), default=256, show_default=True, help="MB of earlier texts.")
 @click.option("--quiet", is_flag=True, help="Do not log every request.")
 def serve(
@@ -33,6 +37,7 @@ def serve(
     port: int,
     name: str | None,
     api_key: str | None,
+    cors: tuple[str, ...],
     max_concurrent: int,
     queue: int,
     max_body: int,
@@ -48,6 +53,8 @@ def serve(
     wavekit serve bundle
     WAVEKIT_API_KEY=secret wavekit serve bundle --host 0.0.0.0 --port 8080 --max-concurrent 8
     """
+    if api_key == "":
+        raise MisuseError("--api-key is empty: give a key, or leave it out and ask for none")
     require("serve", "onnxruntime", "fastapi", "uvicorn", "prometheus_client")
     from wavekit.llm import load
     from wavekit.serving.app import Limits, create_app
@@ -62,7 +69,7 @@ def serve(
             for temperature in (0.0, 1.0):  # what is made or measured once is there before the first request
                 llm.generate([0], max_new_tokens=2, temperature=temperature)
             model = name or bundle.resolve().name
-            app = create_app(llm, model, Limits(max_concurrent, queue, max_body, max_seconds), api_key)
+            app = create_app(llm, model, Limits(max_concurrent, queue, max_body, max_seconds), api_key, cors)
             port = listening.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             if not (api_key or _is_loopback(host)):

@@ -1,18 +1,22 @@
 """The routes of the server."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from wavekit import __version__
+from wavekit.decoding.speculation import Mode, Speculation
 from wavekit.llm import LLM
 from wavekit.serving.answers import ChatAnswer, CompletionAnswer
 from wavekit.serving.bodies import Body, ChatBody, CompletionBody
@@ -36,9 +40,12 @@ class Limits:
     seconds: float | None = None
 
 
-def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str | None = None) -> FastAPI:
+def create_app(
+    llm: LLM, model: str, limits: Limits | None = None, api_key: str | None = None, origins: Sequence[str] = ()
+) -> FastAPI:
     """The server of a loaded bundle under the name ``model``; an ASGI application, to be mounted or run.
 
+    Web pages from ``origins`` may use it (``*``: from anywhere), others only where they come from the server itself.
     ``llm`` must have been opened with a concurrency of ``limits.running``. The application's ``state.service`` ends
     texts when the program does.
 
@@ -62,8 +69,14 @@ def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str 
     ):
         app.add_exception_handler(kind, handler)
     app.add_middleware(Guard, api_key=api_key, max_body=limits.max_body, answered=service.metrics.answered)
+    if origins:  # before the guard: a browser asks whether it may send a key, and has none yet
+        told = ("Retry-After",)
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=("GET", "POST"), allow_headers="*", expose_headers=told
+        )
     started = int(time.time())
     context = llm.decoder.spec.max_positions
+    automatic, modes = _modes(llm)
 
     def form(body: Body, kind: type[ChatAnswer] | type[CompletionAnswer]) -> Any:
         return kind(model, tokenizer, ends, body.wavekit.steps, body.include_usage)
@@ -71,13 +84,13 @@ def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody) -> Response:
         body.check(model)
-        options = body.options(context, limits.seconds)
+        options = body.options(context, ends, limits.seconds)
         return await service.answer(body.prompt, options, form(body, ChatAnswer), body.stream)
 
     @app.post("/v1/completions")
     async def complete(body: CompletionBody) -> Response:
         body.check(model)
-        options = body.options(context, limits.seconds)
+        options = body.options(context, ends, limits.seconds)
         return await service.answer(body.only_prompt, options, form(body, CompletionAnswer), body.stream)
 
     card = {"id": model, "object": "model", "created": started, "owned_by": "wavekit", "context_length": context}
@@ -92,10 +105,11 @@ def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str 
             raise ApiError(404, f"the model {name!r} is not here; {model!r} is", code="model_not_found")
         return card
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         draining = service.admission.draining
-        return JSONResponse({"status": "stopping" if draining else "ok", "model": model}, 503 if draining else 200)
+        told = {"status": "stopping" if draining else "ok", "model": model, "auto": automatic, "speculate": modes}
+        return JSONResponse(told, 503 if draining else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -103,12 +117,28 @@ def create_app(llm: LLM, model: str, limits: Limits | None = None, api_key: str 
 
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
     async def built_in_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
     return app
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-"""The page may talk to this server and to nobody else."""
+def _modes(llm: LLM) -> tuple[Mode, list[Mode]]:
+    """Who proposes where a request leaves that to the server, and whom it may name."""
+
+    def resolved(speculation: Speculation) -> Mode:
+        return speculation.resolved(llm.manifest.draft is not None, llm.decoder.exit_boundaries)
+
+    there = list[Mode]()
+    for mode in get_args(Mode):
+        with suppress(MisuseError):
+            there += [mode] if resolved(Speculation(mode)) == mode != "off" else []
+    return resolved(llm.auto), there
+
+
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The page may talk to this server and to nobody else, and no other page may show it as its own."""

@@ -30,8 +30,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "structured_outputs": (),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
 }
-"""Fields that are not served, and the values that ask for nothing."""
+"""Fields that are not served, and the values that ask for nothing: OpenAI's, and some that other servers add."""
 
 
 class StreamOptions(BaseModel):
@@ -78,10 +88,12 @@ class Body(BaseModel):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=-1)
+    """Both 0 and -1 are off: others' servers say it so."""
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0)
     min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
     wavekit: Extension = Extension()
 
     @property
@@ -107,8 +119,13 @@ class Body(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream only", param="stream_options")
 
-    def options(self, default_tokens: int, seconds: float | None) -> Options:
-        """The keywords of a generation.
+    @property
+    def most_tokens(self) -> int | None:
+        """How long the text may be."""
+        return self.max_tokens
+
+    def options(self, context: int, ends: frozenset[int], seconds: float | None) -> Options:
+        """The keywords of a generation of a model that reads ``context`` tokens, and whose texts ``ends`` end.
 
         Raises:
             ApiError: too many stop strings.
@@ -116,17 +133,18 @@ class Body(BaseModel):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > _MOST_STOPS:
             raise ApiError(400, f"{len(stops)} stop strings are too many; at most {_MOST_STOPS}", param="stop")
-        tokens = self.max_tokens or default_tokens
+        tokens = self.most_tokens or context
         return {
             "max_new_tokens": tokens,
             "min_tokens": min(self.min_tokens, tokens),
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": self.top_k,
+            "top_k": max(self.top_k, 0),
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
             "seed": secrets.randbits(63) if self.seed is None else self.seed % 2**64,
             "stop": stops,
+            "stop_token_ids": [] if self.ignore_eos else sorted(ends),
             "regex": self.wavekit.regex,
             "speculate": self.wavekit.speculate,
             "deadline": seconds,
@@ -160,9 +178,14 @@ class ChatBody(Body):
         """
         return [_plain(message, number) for number, message in enumerate(self.messages)]
 
-    def options(self, default_tokens: int, seconds: float | None) -> Options:
+    @property
+    def most_tokens(self) -> int | None:
+        """See `Body.most_tokens`; where both names are given, the newer one holds."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def options(self, context: int, ends: frozenset[int], seconds: float | None) -> Options:
         """See `Body.options`."""
-        options = super().options(self.max_completion_tokens or default_tokens, seconds)
+        options = super().options(context, ends, seconds)
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs is not None:
@@ -198,9 +221,9 @@ class CompletionBody(Body):
         only: Any = self.prompt[0]
         return only  # type: ignore[no-any-return]
 
-    def options(self, default_tokens: int, seconds: float | None) -> Options:
+    def options(self, context: int, ends: frozenset[int], seconds: float | None) -> Options:
         """See `Body.options`."""
-        return {**super().options(default_tokens, seconds), "logprobs": self.logprobs}
+        return {**super().options(context, ends, seconds), "logprobs": self.logprobs}
 
 
 def _plain(message: Message, number: int) -> Mapping[str, Any]:

@@ -60,9 +60,15 @@ async def not_valid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}").response
-    path = [str(part) for part in first["loc"] if part != "body"]
+    if "json" not in request.headers.get("content-type", ""):
+        return ApiError(415, "the body must be JSON and say so: Content-Type: application/json").response
+    path = [str(part) for part in first["loc"] if part != "body" and part not in _KINDS]
     param = ".".join(path) or None
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param).response
+
+
+_KINDS = ("str", "list[int]", "list[str]", "list[list[int]]", "list[dict[str,any]]")
+"""Steps of a path that are none: which of several kinds a value was tried as."""
 
 
 async def no_route(request: Request, error: Exception) -> JSONResponse:

@@ -72,7 +72,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn; a signal handler."""
+        again = self.should_exit
         super().handle_exit(sig, frame)
+        self.force_exit = self.force_exit or again  # uvicorn heeds a second Ctrl-C, but no second SIGTERM
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
 
