@@ -58,9 +58,9 @@ class Checkpoint(Protocol):
     def digest(self) -> str:
         """Identifies weights and configuration, in hexadecimal.
 
-        A SHA-256 over the configuration and, for every weight file, its name, size, header and evenly spaced samples:
-        cheap for files of any size, certain to notice another model or another shape, and very likely to notice
-        changed weights. It is no protection against someone who wants to deceive it.
+        A SHA-256 over the configuration and, for every weight file, its name (a GGUF file may have any), size, header
+        and evenly spaced samples: cheap for files of any size, certain to notice another model or another shape, and
+        very likely to notice changed weights. It is no protection against someone who wants to deceive it.
         """
 
 

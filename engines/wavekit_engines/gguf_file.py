@@ -77,8 +77,8 @@ class GgufFile:
         return self._dequantized(tensor, start, stop, (stop - start, *tensor.shape[1:]))
 
     def update_digest(self, digest: "hashlib._Hash") -> None:
-        """Add to `digest` what identifies the file; see `plain_reads.digest_file`."""
-        digest_file(digest, self.path, self._size, self._data_start)
+        """Add to `digest` what identifies the file, whatever it is called; see `plain_reads.digest_file`."""
+        digest_file(digest, self.path, self._size, self._data_start, "")
 
     def _dequantized(self, tensor: _Tensor, start: int, stop: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         row_bytes = self._row_bytes(tensor)

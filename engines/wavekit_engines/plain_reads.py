@@ -35,12 +35,13 @@ def read_bytes(path: Path, position: int, count: int) -> NDArray[np.uint8]:
     return data
 
 
-def digest_file(digest: "hashlib._Hash", path: Path, size: int, data_start: int) -> None:
+def digest_file(digest: "hashlib._Hash", path: Path, size: int, data_start: int, name: str) -> None:
     """Add to `digest` what identifies a weight file.
 
-    That is its name, its size, everything before `data_start`, and 16 evenly spaced samples of 4 KiB from there on.
+    That is ``name`` (where files of one checkpoint are told apart by it), its size, everything before `data_start`, and
+    16 evenly spaced samples of 4 KiB from there on.
     """
-    digest.update(f"{path.name}:{size}:".encode())
+    digest.update(f"{name}:{size}:".encode())
     digest.update(read_bytes(path, 0, data_start).data)
     sample = min(_SAMPLE_BYTES, size - data_start)
     for number in range(_SAMPLES):

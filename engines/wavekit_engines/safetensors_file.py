@@ -92,7 +92,7 @@ class SafetensorsFile:
 
     def update_digest(self, digest: "hashlib._Hash") -> None:
         """Add to `digest` what identifies the file; see `plain_reads.digest_file`."""
-        digest_file(digest, self.path, self._size, 8 + len(self._header))
+        digest_file(digest, self.path, self._size, 8 + len(self._header), self.path.name)
 
     def _read_header(self, prefix: bytes, file: Any) -> bytes:
         length = int.from_bytes(prefix, "little")
