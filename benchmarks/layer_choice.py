@@ -6,8 +6,8 @@ and one random set of three: same texts, same steps, same first weights but for 
 training looked ahead, as mean and range over the seeds, and the difference to the rule seed by seed: what is smaller
 than the range means nothing.
 
-    wavekit calibrate MODEL -o calibration
-    wavekit train draft MODEL --calibration calibration -o draft          # leaves draft/texts.jsonl
+    wavekit calibrate MODEL -o calibrated
+    wavekit train draft MODEL --calibration calibrated -o draft          # leaves draft/texts.jsonl
     python benchmarks/layer_choice.py MODEL calibration draft/texts.jsonl -o layer_choice.json
 """
 

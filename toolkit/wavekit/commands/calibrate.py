@@ -65,8 +65,8 @@ def calibrate(model: str, out: Path, **options: Any) -> None:
     the choice; export takes it with --calibration.
 
     \b
-    wavekit calibrate ./SmolLM2-135M-Instruct -o calibration
-    wavekit calibrate ./SmolLM2-135M-Instruct -o calibration --prompts mine.jsonl --size 3 --max-minutes 30
+    wavekit calibrate ./SmolLM2-135M-Instruct -o calibrated
+    wavekit calibrate ./SmolLM2-135M-Instruct -o calibrated --prompts mine.jsonl --size 3 --max-minutes 30
     """
     if options["resume"] and options["restart"]:
         raise MisuseError("--resume and --restart exclude each other")

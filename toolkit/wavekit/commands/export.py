@@ -101,7 +101,7 @@ def export(
 
     \b
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --stages 5 --taps 2,15,27
-    wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibration --stages 2
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibrated --stages 2
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --draft ./draft
     wavekit export ./SmolLM2-135M-Instruct -o bundle --exits ./exits
     """

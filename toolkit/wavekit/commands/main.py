@@ -85,10 +85,10 @@ def wavekit() -> None:
 
     \b
     wavekit demo                                   the main job on a small real model
-    wavekit calibrate MODEL -o calibration         measure it: layers to tap, depths worth an exit
+    wavekit calibrate MODEL -o calibrated          measure it: layers to tap, depths worth an exit
     wavekit train draft MODEL -o draft             a head that foresees what the model writes
     wavekit convert-draft DRAFT -o d --to FORMAT   a draft head in another tool's format
-    wavekit plan calibration --costs costs.json    where stages should end, if that pays here
+    wavekit plan calibrated --costs costs.json     where stages should end, if that pays here
     wavekit export MODEL -o bundle                 a checkpoint becomes a bundle of engines
     wavekit generate bundle "Once upon a time"     a bundle writes text
     wavekit build bundle --compute-capability 8.9  TensorRT engines from it, with or without a GPU

@@ -46,7 +46,7 @@ def simulate(
     TRACE is a trace file or the folder of `wavekit calibrate`. Ticks are exact for the trace; times are predictions.
 
     \b
-    wavekit simulate calibration --depths 6,12,18,24,30
+    wavekit simulate calibrated --depths 6,12,18,24,30
     wavekit simulate exits.npz --depths 10,20,30 --costs costs.json --draft-acceptance 0.7,0.6,0.5
     """
     from wavekit_calibration.simulation.comparison import compare

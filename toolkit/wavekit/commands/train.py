@@ -31,8 +31,8 @@ def train() -> None:
     """Train what makes a model decode faster.
 
     \b
-    wavekit train draft ./SmolLM2-135M-Instruct --calibration calibration -o draft
-    wavekit train exits ./SmolLM2-135M-Instruct --calibration calibration --stages 4 -o exits
+    wavekit train draft ./SmolLM2-135M-Instruct --calibration calibrated -o draft
+    wavekit train exits ./SmolLM2-135M-Instruct --calibration calibrated --stages 4 -o exits
     """
 
 
@@ -59,7 +59,7 @@ def draft(model: str, out: Path, **options: Any) -> None:
     takes its share of each step.
 
     \b
-    wavekit train draft ./SmolLM2-135M-Instruct --calibration calibration -o draft
+    wavekit train draft ./SmolLM2-135M-Instruct --calibration calibrated -o draft
     wavekit train draft ./SmolLM2-135M-Instruct --taps 2,15,27 -o draft --prompts mine.jsonl --max-minutes 60
     """
     check_options(options)

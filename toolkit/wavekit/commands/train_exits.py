@@ -50,7 +50,7 @@ def exits(model: str, out: Path, **options: Any) -> None:
     `accelerate launch`, every process takes its share of each step.
 
     \b
-    wavekit train exits ./SmolLM2-135M-Instruct --calibration calibration --stages 4 -o exits
+    wavekit train exits ./SmolLM2-135M-Instruct --calibration calibrated --stages 4 -o exits
     wavekit train exits ./SmolLM2-135M-Instruct --exits 10,20 -o exits --texts draft/texts.jsonl --exit-vocab 8192
     """
     check_options(options)
