@@ -39,9 +39,11 @@ def test_modes_stand_side_by_side(folder: Path, tmp_path: Path, capfd: pytest.Ca
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["schema_version"] == 1
     assert found["sets"] == {"talk": 2, "code": 1}
-    assert [way["name"] for way in found["ways"]] == ["plain", "draft", "lookup", "exits", "draft+exits"]
+    assert [way["name"] for way in found["ways"]] == [
+        "plain", "draft", "lookup", "draft+lookup", "exits", "draft+exits"
+    ]  # fmt: skip
     assert {run["way"]: 0 for run in found["runs"]}.keys() == {way["name"] for way in found["ways"]}
-    assert len(found["runs"]) == 5 * 3 * 2
+    assert len(found["runs"]) == 6 * 3 * 2
     for way in found["ways"]:
         assert (way["differences"], way["texts"], way["peak_memory"]) == ([], 3, 12_000_000)
         assert (way["summary"]["runs"], way["sets"]["code"]["runs"]) == (6, 2)

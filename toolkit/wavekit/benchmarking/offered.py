@@ -13,7 +13,7 @@ from wavekit.verification.ways import ways_of
 from wavekit_engines.errors import MisuseError
 
 PLAIN, TUNED, ALL = "plain", "tuned", "all"
-_USUAL = (PLAIN, "draft", "lookup", "exits", "draft+exits", TUNED)
+_USUAL = (PLAIN, "draft", "lookup", "draft+lookup", "exits", "draft+exits", TUNED)
 
 
 def modes_of(decoder: Decoder) -> list[Mode]:
