@@ -9,7 +9,8 @@ from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import read_draft
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.families import decoder_spec
-from wavekit_engines.tensorrt.engines import PRECISIONS, BuildOptions, EnginePrecision, build_engines
+from wavekit_engines.tensorrt.engine_cache import PRECISIONS, EnginePrecision
+from wavekit_engines.tensorrt.engines import BuildOptions, build_engines
 from wavekit_engines.tensorrt.profiles import Limits
 
 pytest.importorskip("tensorrt_rtx", reason="engine builds need tensorrt_rtx: pip install -e '.[tensorrt]'")
@@ -37,7 +38,7 @@ def test_two_stages_of_smollm2_build_for_three_cards(bundle: Bundle, precision: 
         for boundary in stage.boundaries:
             tensor = outputs[f"boundary_{boundary}"]
             assert (tensor.dtype, tensor.shape) == (PRECISIONS[precision], (1, "S", 576))
-        assert (outputs[f"key_{stage.first}_out"].shape) == (1, 3, 2112, 64)
+        assert (outputs[f"key_{stage.first}_out"].shape) == (1, 3, 2176, 64)
         assert sum("mha" in name for name in info.facts.fused) == 2 * 15  # attention of each layer, in two profiles
         assert info.facts.weight_bytes >= 2 * stage.graph.parameters
     assert [tensor.name for tensor in built["draft"].outputs][:3] == ["fed_back", "top_tokens", "top_logprobs"]

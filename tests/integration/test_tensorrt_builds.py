@@ -15,7 +15,7 @@ from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.tensorrt import engines
-from wavekit_engines.tensorrt.engine_cache import FOLDER, EngineInfo
+from wavekit_engines.tensorrt.engine_cache import FOLDER, PRECISIONS, EngineInfo, EnginePrecision, parts
 from wavekit_engines.tensorrt.engines import BuildOptions, build_engines, run_builder
 from wavekit_engines.tensorrt.library import Job
 from wavekit_engines.tensorrt.profiles import Limits
@@ -36,7 +36,7 @@ def exported(name: str, folder: Path, **options: object) -> Bundle:
 
 def assert_described(info: EngineInfo, bundle: Bundle, dtype: str) -> None:
     """Names, dtypes and shapes of inputs and outputs, and facts that the log must have had."""
-    source = engines.parts(bundle.manifest)[info.part]
+    source = parts(bundle.manifest)[info.part]
     replaced = {"last_rows", "total_rows"}
     names = [tensor.name for tensor in source.inputs if tensor.name not in replaced]
     found = {tensor.name: tensor for tensor in info.inputs}
@@ -49,7 +49,7 @@ def assert_described(info: EngineInfo, bundle: Bundle, dtype: str) -> None:
         elif not tensor.dtype.startswith("int"):
             assert tensor.dtype == dtype
         if tensor.name.startswith(("key_", "value_")):
-            assert tensor.shape == (1, spec.num_kv_heads, LIMITS.capacity, spec.head_dim)
+            assert tensor.shape == (1, spec.num_kv_heads, LIMITS.capacity(source), spec.head_dim)
     assert info.facts.layers > 0
     assert info.facts.weight_bytes > 0
     if info.part.startswith("stage") and dtype != "float32" and not spec.attention_softcap:
@@ -78,7 +78,7 @@ def test_two_stages_a_head_a_draft_and_an_exit_for_three_cards(
     for one in built:
         assert_described(one.info, bundle, "float16")
     shown = wavekit_here(capfd, "inspect", bundle.path).stdout.decode()
-    assert "fp16, 48 rows, 8.6, 8.9, 12.0" in shown
+    assert "fp16, 64 rows, 8.6, 8.9, 12.0" in shown
     assert "\nexit_2 " in shown
 
 
@@ -91,13 +91,13 @@ def test_two_stages_a_head_a_draft_and_an_exit_for_three_cards(
     ],
 )
 def test_a_stage_of_every_family_for_any_card(
-    name: str, precision: engines.EnginePrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, precision: EnginePrecision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = exported(name, tmp_path, split=(2,))
     first = {"stage_0": bundle.manifest.stages[0].graph}
     monkeypatch.setattr(engines, "parts", lambda manifest: first)
     (built,) = build_engines(bundle, BuildOptions(LIMITS, precision=precision))
-    assert_described(built.info, bundle, engines.PRECISIONS[precision])
+    assert_described(built.info, bundle, PRECISIONS[precision])
     assert built.info.compute_capabilities == []
 
 

@@ -153,7 +153,7 @@ def test_an_interruption_ends_the_builder_and_leaves_nothing(bundle: Bundle, mon
 
 def test_without_a_library_the_extra_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
-    with pytest.raises(MisuseError, match=r"needs tensorrt_rtx or tensorrt, not installed here; .*\[tensorrt\]"):
+    with pytest.raises(MisuseError, match=r"need tensorrt_rtx or tensorrt, not installed here; .*\[tensorrt\]"):
         build_engines(open_bundle(made / "0"), OPTIONS)
     assert not (made / "0" / FOLDER).exists()
 

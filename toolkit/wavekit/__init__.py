@@ -43,7 +43,7 @@ def load(
     concurrency: int = 4,
     prefix_memory: int = 0,
     engine: str = "onnxruntime",
-    device: str = "cpu",
+    device: str | None = None,
 ) -> "LLM":
     """Open a bundle for decoding; see `wavekit.llm.load`."""
     from wavekit import llm

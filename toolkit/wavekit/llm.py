@@ -225,7 +225,7 @@ def load(
     concurrency: int = 4,
     prefix_memory: int = 0,
     engine: str = "onnxruntime",
-    device: str = "cpu",
+    device: str | None = None,
 ) -> LLM:
     """Open a bundle for decoding.
 
@@ -241,7 +241,8 @@ def load(
         prefix_memory: bytes for the KV caches of finished texts. A prompt that begins like one of them, with the same
             system prompt or as the next turn of a chat, is not run again that far.
         engine: what runs the bundle, one of `wavekit.backends.ENGINES`.
-        device: ``cpu`` or ``cuda``; the torch engine takes any device of torch.
+        device: ``cpu`` or ``cuda``; the torch engine takes any device of torch, TensorRT also ``cuda:1``. None: the GPU
+            for TensorRT, the CPU for the others.
 
     Raises:
         MisuseError: ``path`` is no bundle, ``threads``, ``lanes``, ``concurrency`` or ``prefix_memory`` is no such
@@ -261,11 +262,15 @@ def load(
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None
     engines = open_engines(bundle, engine, device, threads)
     logger.info(
-        "opened a bundle of %d stages in %s on %s, %d threads each", len(engines.stages), engine, device, threads
+        "opened a bundle of %d stages in %s on %s, %d threads each",
+        len(engines.stages),
+        engine,
+        device or "its usual device",
+        threads,
     )
     lanes = min(setting.lanes, len(engines.stages))
     decoder = Decoder(bundle.manifest, engines, lanes, prefix_memory, concurrency)
-    return LLM(bundle.manifest, decoder, tokenizer, concurrency, setting.speculation)
+    return LLM(decoder.manifest, decoder, tokenizer, concurrency, setting.speculation)
 
 
 def _check_count(name: str, count: object) -> None:

@@ -19,23 +19,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from wavekit_engines.atomic import atomic_update
-from wavekit_engines.bundle import GRAPHS, Bundle, GraphInfo, Manifest, sha256
+from wavekit_engines.bundle import GRAPHS, Bundle, GraphInfo, sha256
 from wavekit_engines.errors import MisuseError, WavekitError
 from wavekit_engines.graphs.graph_info import describe_graph
 from wavekit_engines.graphs.standard_graph import REVISION, write_standard_graph
 from wavekit_engines.graphs.stored_table import stored_tensors
 from wavekit_engines.tensorrt.build_log import read_build_log
-from wavekit_engines.tensorrt.engine_cache import FOLDER, EngineInfo, entry_key, entry_name, read_entry
-from wavekit_engines.tensorrt.library import Job, installed
+from wavekit_engines.tensorrt.cuda import capability_here
+from wavekit_engines.tensorrt.engine_cache import (
+    FOLDER,
+    PRECISIONS,
+    EngineInfo,
+    EnginePrecision,
+    entry_key,
+    entry_name,
+    parts,
+    read_entry,
+)
+from wavekit_engines.tensorrt.library import PORTABLE, Job, installed
 from wavekit_engines.tensorrt.profiles import Limits, profiles, shapes
-
-EnginePrecision = Literal["fp16", "bf16", "fp32"]
-PRECISIONS: dict[EnginePrecision, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, engines done and engines in all."""
@@ -71,14 +78,6 @@ class Built:
 
     info: EngineInfo
     cached: bool
-
-
-def parts(manifest: Manifest) -> dict[str, GraphInfo]:
-    """The graphs that become engines, by name; the greedy head is a shortcut for CPUs."""
-    graphs = [stage.graph for stage in manifest.stages] + [manifest.head]
-    graphs += [manifest.draft.graph] if manifest.draft is not None else []
-    graphs += manifest.exits.graphs if manifest.exits is not None else ()
-    return {Path(graph.file).stem: graph for graph in graphs}
 
 
 def build_engines(
@@ -126,8 +125,11 @@ class _Plan:
     part: str
     graph: GraphInfo
     options: BuildOptions
+    files: dict[str, str]
     library: str
     version: str
+    compute_capabilities: list[str]
+    capacity: int
     profiles: list[Any]
     key: str
 
@@ -138,36 +140,42 @@ class _Plan:
 
 def _plan(bundle: Bundle, part: str, graph: GraphInfo, options: BuildOptions) -> _Plan:
     library, version = installed()
-    limits = options.limits
-    ranges = shapes(graph, profiles(graph, limits), limits.capacity)
+    limits, capacity = options.limits, options.limits.capacity(graph)
+    ranges = shapes(graph, profiles(graph, limits), capacity)
     weights = {f"{GRAPHS}/{tensor.location}" for tensor in stored_tensors(bundle.path / graph.file).values()}
+    files = {file: bundle.manifest.files[file].sha256 for file in (graph.file, *sorted(map(str, weights)))}
+    here = None if library == PORTABLE else capability_here()
+    wanted = sorted(options.compute_capabilities, key=lambda text: [int(part) for part in text.split(".")])
+    capabilities = wanted or ([here] if here is not None else [])
     made_from = {
         "revision": REVISION,
-        "files": [bundle.manifest.files[str(file)].sha256 for file in (graph.file, *sorted(map(str, weights)))],
+        "files": files,
         "precision": options.precision,
-        "capacity": limits.capacity,
+        "limits": limits,
+        "capacity": capacity,
         "profiles": ranges,
-        "compute_capabilities": sorted(options.compute_capabilities),
+        "compute_capabilities": capabilities,
         "library": [library, version],
     }
-    return _Plan(part, graph, options, library, version, ranges, entry_key(made_from))
+    key = entry_key(made_from)
+    return _Plan(part, graph, options, files, library, version, capabilities, capacity, ranges, key)
 
 
 def _build(bundle: Bundle, plan: _Plan, folder: Path, told: Callable[[str], None]) -> EngineInfo:
-    start, capacity = time.monotonic(), plan.options.limits.capacity
+    start, options = time.monotonic(), plan.options
     with atomic_update(folder, f"{plan.name}.json", 2 * plan.graph.weight_bytes) as partial:
         engine = partial / f"{plan.name}.engine"
         with _scratch(folder) as scratch:
             graph, log = scratch / f"{plan.part}.onnx", scratch / "log"
             told("its graph")
-            write_standard_graph(bundle.path / plan.graph.file, graph, PRECISIONS[plan.options.precision], capacity)
+            write_standard_graph(bundle.path / plan.graph.file, graph, PRECISIONS[options.precision], plan.capacity)
             _check_memory(plan, graph.with_suffix(".weights").stat().st_size)
             job = Job(
                 graph=str(graph),
                 engine=str(engine),
                 profiles=plan.profiles,
-                compute_capabilities=list(plan.options.compute_capabilities),
-                decomposable_attention=plan.options.precision == "fp32",
+                compute_capabilities=list(options.compute_capabilities),
+                decomposable_attention=options.precision == "fp32",
             )
             run_builder(plan.library, job, log, plan.part, told)
             described = describe_graph(graph, plan.graph.parameters)
@@ -175,11 +183,13 @@ def _build(bundle: Bundle, plan: _Plan, folder: Path, told: Callable[[str], None
         info = EngineInfo(
             part=plan.part,
             key=plan.key,
+            files=plan.files,
             library=plan.library,
             version=plan.version,
-            precision=plan.options.precision,
-            capacity=capacity,
-            compute_capabilities=list(plan.options.compute_capabilities),
+            precision=options.precision,
+            limits=options.limits,
+            capacity=plan.capacity,
+            compute_capabilities=plan.compute_capabilities,
             profiles=plan.profiles,
             inputs=described.inputs,
             outputs=described.outputs,

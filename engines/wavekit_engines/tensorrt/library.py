@@ -1,7 +1,8 @@
-"""The one module that names anything of TensorRT: `tensorrt` 10.16 and later, `tensorrt` 11, and `tensorrt_rtx`.
+"""All that building names of TensorRT: `tensorrt` 10.16 and later, `tensorrt` 11, and `tensorrt_rtx`.
 
-Their differences are found by asking for a name, never by a version or the number of an enumeration. What a build needs
-goes in as plain data; an engine's bytes, or one clear line, come out.
+`runtime_library` has what running names, and nothing else names anything. The libraries' differences are found by
+asking for a name, never by a version or the number of an enumeration. What a build needs goes in as plain data; an
+engine's bytes, or one clear line, come out.
 """
 
 import importlib
@@ -15,7 +16,8 @@ from typing import Any
 from wavekit_engines.errors import MisuseError, WavekitError
 from wavekit_engines.tensorrt.profiles import Shapes
 
-MODULES = ("tensorrt_rtx", "tensorrt")
+PORTABLE = "tensorrt_rtx"
+MODULES = (PORTABLE, "tensorrt")
 """By preference: the first builds for any card of its list, the second for the GPU of the machine it runs on."""
 
 Told = Callable[[str, int, int], bool]
@@ -44,7 +46,7 @@ def installed() -> tuple[str, str]:
         if importlib.util.find_spec(module) is not None:
             return module, importlib.metadata.version(module.replace("_", "-"))
     raise MisuseError(
-        "building TensorRT engines needs tensorrt_rtx or tensorrt, not installed here; in a clone of wavekit: "
+        "TensorRT engines need tensorrt_rtx or tensorrt, not installed here; in a clone of wavekit: "
         "pip install -c constraints.txt -e '.[tensorrt]'"
     )
 

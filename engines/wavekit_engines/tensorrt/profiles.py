@@ -1,8 +1,8 @@
 """The shapes that an engine is built for: one range of sizes for prefill, one for every other pass.
 
-A decoding pass takes one row up to the largest tree, on any number of rows that are in the cache. TensorRT tunes an
-engine for each range, and refuses other shapes when it runs; what it does not notice is a range that does not fit into
-the cache, so that is checked here. Nothing here knows the library.
+A decoding pass takes up to the rows of the largest tree, on any number of rows that are in the cache; `runtime` fills
+every one up to that many, so that is what engines are tuned for. TensorRT refuses other shapes when it runs; what it
+does not notice is a range that does not fit into the cache, so that is checked here. Nothing here knows the library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,8 @@ Shapes = dict[str, tuple[list[int], list[int], list[int]]]
 """By input: its least, usual and largest shape."""
 
 _USUAL_PREFILL = 512
+_GROWN_ROWS = 512  # of a draft head's cache, for the trees that it grows beyond the text
+_ALIGNED_ROWS = 64  # so that keys and values of every layer begin where TensorRT wants tensors to begin
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Limits:
     tree: int
     prefill: int = _USUAL_PREFILL
 
-    @property
-    def capacity(self) -> int:
-        """Rows of the cache: the text, and a tree upon it."""
-        return self.context + self.tree
+    def capacity(self, graph: GraphInfo) -> int:
+        """Rows of a graph's cache: the text, a tree upon it, and a pass filled up upon that."""
+        grown = _GROWN_ROWS if _feeds(graph) else 0
+        return -(-(self.context + grown + 2 * self.tree) // _ALIGNED_ROWS) * _ALIGNED_ROWS
 
     def check(self, max_positions: int) -> None:
         """Raises MisuseError for limits that no engine has, or that the model does not reach."""
@@ -54,19 +56,31 @@ class Profile:
 
 def profiles(graph: GraphInfo, limits: Limits) -> list[Profile]:
     """The profiles of a stage, a head, a draft head or an exit, told apart by the free dimensions they have."""
-    names = {dim for tensor in graph.inputs for dim in tensor.shape if isinstance(dim, str)}
-    tree = (1, min(8, limits.tree), limits.tree)
-    chunk = min(limits.prefill, limits.context)
-    prompt = (1, chunk, chunk)
-    if "P" in names:  # pairs of states and tokens are fed, then the head goes on from what it said
-        fed = Profile("feed", limits.context - chunk, {"S": prompt, "P": prompt, "Q": (0, 0, 0), "n": (1, 1, chunk)})
-        return [fed, Profile("draft", limits.context, {"S": tree, "P": (0, 0, 0), "Q": tree, "n": tree})]
-    if "S" in names:
+    tree = (1, limits.tree, limits.tree)
+    chunk = max(min(limits.prefill, limits.context), limits.tree)
+    prompt, earlier = (1, chunk, chunk), max(limits.context - chunk, 0)
+    if _feeds(graph):  # pairs of states and tokens are fed, then the head goes on from what it said
+        pairs = {"S": prompt, "P": prompt, "Q": (0, 0, 0), "n": (1, 1, chunk)}
+        grown = limits.context + _GROWN_ROWS
         return [
-            Profile("prefill", limits.context - chunk, {"S": prompt}),
-            Profile("decode", limits.context, {"S": (1, 1, limits.tree)}),
+            Profile("feed", earlier, pairs),
+            Profile("draft", grown, {"S": tree, "P": (0, 0, 0), "Q": tree, "n": tree}),
         ]
-    return [Profile("rows", 0, {"n": (1, 1, limits.tree)})]
+    if "S" in _free_dims(graph):
+        return [
+            Profile("prefill", earlier, {"S": prompt}),
+            Profile("decode", limits.context + limits.tree, {"S": tree}),
+        ]
+    return [Profile("rows", 0, {"n": tree})]
+
+
+def _feeds(graph: GraphInfo) -> bool:
+    """Whether it is a draft head, which has rows of two kinds."""
+    return "P" in _free_dims(graph)
+
+
+def _free_dims(graph: GraphInfo) -> set[str]:
+    return {dim for tensor in graph.inputs for dim in tensor.shape if isinstance(dim, str)}
 
 
 def shapes(graph: GraphInfo, made: Sequence[Profile], capacity: int) -> list[Shapes]:

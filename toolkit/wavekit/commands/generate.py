@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
 @click.option("--lanes", type=int, help="Stages that run at once.  [default: 1, or as `wavekit tune` found]")
 @click.option("--engine", type=click.Choice(ENGINES), default="onnxruntime", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda; with torch any device of torch.")
+@click.option("--device", help="cpu or cuda; with torch any device of torch.  [default: cpu; with tensorrt cuda]")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
 @click.option("--stats", is_flag=True, help="Tell on standard error how the text was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")
@@ -78,7 +78,7 @@ def generate(
     threads: int | None,
     lanes: int | None,
     engine: str,
-    device: str,
+    device: str | None,
     trace: Path | None,
     stats: bool,
     as_json: bool,

@@ -5,6 +5,7 @@ How one text is written, tick by tick, is in `generation`; what may be proposed 
 
 import threading
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,14 +42,15 @@ class Decoder:
 
         The buffers of ``concurrency`` generations are kept for later ones; more may be under way.
         """
-        self.manifest = manifest
-        self.spec = manifest.decoder
+        self.manifest = _within(engines, manifest)
+        self._whose = "model's" if self.manifest is manifest else "engines'"
+        manifest, self.spec = self.manifest, self.manifest.decoder
         self._engines = engines
         self._lanes = Lanes(lanes)
         self.workers = WorkerPool(manifest, engines, self._lanes, concurrency)
         # Such engines round activations, which carries differences of the last bit far. None arise between passes of
         # two rows or more in which every row takes the place in the cache that it has in the text.
-        self._rounds = {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
+        self._rounds = engines.rounds or {manifest.engine.precision, manifest.engine.head_precision} != {"fp32"}
         self.prefixes = PrefixCache(prefix_memory, self._rounds) if prefix_memory else None
         self._target_costs: dict[bool, PassCosts] = {}  # by whether the choice is greedy
         self._draft_costs: PassCosts | None = None
@@ -98,7 +100,8 @@ class Decoder:
             raise MisuseError(f"token id {worst} is outside the vocabulary of {self.spec.vocab_size}")
         if len(prompt) >= self.spec.max_positions:
             raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens, the model's context holds {self.spec.max_positions}; shorten it"
+                f"the prompt has {len(prompt)} tokens, the {self._whose} context holds {self.spec.max_positions}; "
+                "shorten it"
             )
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -115,12 +118,19 @@ class Decoder:
         texts will be decoded without a chooser, for which the head costs less.
 
         Raises:
-            MisuseError: the bundle has no draft head or exits, or a head that scores fewer tokens than asked for.
+            MisuseError: the bundle has no draft head or exits, or a head that scores fewer tokens than asked for, or
+                its engines have no room for so many nodes.
         """
         draft, exits = self.manifest.draft, self.exit_boundaries
         mode = speculation.resolved(draft is not None, exits)
         if mode == "off":
             return None
+        most = self._engines.rows
+        if most is not None and speculation.nodes > most:
+            raise MisuseError(
+                f"nodes of a speculation is {speculation.nodes}, these engines have room for {most}: ask for fewer, or "
+                "build with a larger --max-tree"
+            )
         drafting, top_k = draft is not None and "draft" in mode, 0
         if draft is not None and drafting:
             top_k = speculation.top_k or draft.top_k
@@ -186,7 +196,7 @@ class Decoder:
         self._engines.close()
 
     def _measure_target(self, greedy: bool) -> PassCosts:
-        context = min(_MEASURED_CONTEXT, self.spec.max_positions)
+        context = max(min(_MEASURED_CONTEXT, self.spec.max_positions - MEASURED[-1]), 1)
         with self.workers.lent(context + MEASURED[-1]) as workers:
             workers.reset(False)
             for _ in workers.prefill([0] * context):
@@ -222,3 +232,11 @@ class Decoder:
                 worker.step(states[:count], np.zeros(count, np.int64), 1, above[:count])
 
             return PassCosts.measure(run, target)
+
+
+def _within(engines: Engines, manifest: Manifest) -> Manifest:
+    """The manifest of a model whose context is that of the engines, where they have less room."""
+    spec = manifest.decoder
+    if engines.context is None or engines.context >= spec.max_positions:
+        return manifest
+    return replace(manifest, decoder=replace(spec, max_positions=engines.context))

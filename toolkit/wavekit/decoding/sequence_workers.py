@@ -39,6 +39,12 @@ class Engines:
     draft: Engine | None = None
     exits: Mapping[int, Engine] = field(default_factory=dict)
     """By boundary."""
+    context: int | None = None
+    """Tokens of a text that the engines have room for, where that is not the model's own affair."""
+    rows: int | None = None
+    """Nodes explored at once that they have room for."""
+    rounds: bool = False
+    """Whether they round activations where the bundle would not."""
 
     def close(self) -> None:
         """Close all of them."""
