@@ -157,10 +157,12 @@ def test_what_clients_of_other_servers_send_means_the_same_here(client: openai.O
 
 def test_steps_say_what_ticks_committed(server: Server, llm: LLM) -> None:
     body = {"model": "tiny", "messages": MESSAGES, "stream": True, "wavekit": {"steps": True, "speculate": "lookup"}}
-    content = server.request("POST", "/v1/chat/completions", json.dumps({**body, **OPTIONS}).encode())[2].decode()
+    _, headers, data = server.request("POST", "/v1/chat/completions", json.dumps({**body, **OPTIONS}).encode())
+    content = data.decode()
     events = [json.loads(line[6:]) for line in content.splitlines() if line.startswith("data: {")]
     told = [event["wavekit"] for event in events if "wavekit" in event]
     assert content.endswith("data: [DONE]\n\n")
+    assert (headers["content-type"].split(";")[0], headers["x-accel-buffering"]) == ("text/event-stream", "no")
     assert sum(step["tokens"] for step in told[:-1]) == len(expected(llm).token_ids)
     assert all(0 <= step["accepted"] < max(step["tokens"], 1) for step in told[:-1])
     assert all(len(step["parts"]) == step["tokens"] for step in told[:-1])

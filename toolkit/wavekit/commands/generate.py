@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 @click.option("--no-decs", is_flag=True, help="Let a deeper exit repeat what is proposed already.")
 @click.option("--least-probability", type=float, default=0.0, show_default=True, help="Of what an exit proposes.")
 @click.option("--nodes", type=int, help="The most nodes explored at once.")
-@click.option("--threads", type=int, help="Threads an engine may use.  [default: the cores, shared by the lanes]")
+@click.option(
+    "--threads",
+    type=int,
+    help="Threads an engine may use.  [default: as `wavekit tune` found here, or the cores, shared by the lanes]",
+)
 @click.option("--lanes", type=int, help="Stages that run at once.  [default: 1, or as `wavekit tune` found]")
 @click.option("--engine", type=click.Choice(ENGINES), default="onnxruntime", show_default=True)
 @click.option("--device", help="cpu or cuda; with torch any device of torch.  [default: cpu; with tensorrt cuda]")

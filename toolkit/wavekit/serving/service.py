@@ -121,6 +121,7 @@ class _Written(Response):
 
     async def _send_events(self, stream: AsyncGenerationStream, scope: Scope, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers += [(b"x-accel-buffering", b"no")]  # proxies such as nginx hold a stream back otherwise
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         async def tell(*chunks: Any) -> None:
