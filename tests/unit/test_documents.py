@@ -51,7 +51,8 @@ def headings(page: Path) -> set[str]:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after ``wavekit`` in every command line of a page's blocks."""
-    for block in re.findall(r"^```\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for block in (text for language, text in blocks if language in ("", "bash", "sh")):
         for line in block.replace("\\\n", " ").splitlines():
             for part in line.split(" && "):
                 found = re.match(r"(?:[A-Z_]+=\S+ )*wavekit (?=[a-z])([^#\[]*)", part)
