@@ -4,10 +4,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from command_line import assert_one_line, wavekit_here
+from command_line import assert_one_line, save_text_model, wavekit_here
 from draft_models import draft_of
 from exit_models import random_exits
 from onnx import TensorProto, helper
+from test_standard_graph import USUAL
 from tiny_models import TINY_MODELS, save_tiny
 
 from wavekit_engines.bundle import Bundle, open_bundle
@@ -15,7 +16,7 @@ from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.tensorrt import engines
-from wavekit_engines.tensorrt.engine_cache import FOLDER, PRECISIONS, EngineInfo, EnginePrecision, parts
+from wavekit_engines.tensorrt.engine_cache import FOLDER, PRECISIONS, EngineInfo, EnginePrecision, entries, parts
 from wavekit_engines.tensorrt.engines import BuildOptions, build_engines, run_builder
 from wavekit_engines.tensorrt.library import Job
 from wavekit_engines.tensorrt.profiles import Limits
@@ -24,8 +25,8 @@ pytest.importorskip("tensorrt_rtx", reason="engine builds need tensorrt_rtx: pip
 
 LIMITS = Limits(context=40, tree=8)
 CARDS = ("8.6", "8.9", "12.0")
-QUICK = {"llama-biases": "fp16", "gemma2-tied": "bf16"}
-"""Families that every run of the tests builds, by precision; all of them in both are slow tests."""
+QUICK = {*((name, "fp16") for name in USUAL), ("gemma2-tied", "bf16")}
+"""What every run of the tests builds: a model of each family. All models in all precisions are slow tests."""
 
 
 def exported(name: str, folder: Path, **options: object) -> Bundle:
@@ -82,10 +83,26 @@ def test_two_stages_a_head_a_draft_and_an_exit_for_three_cards(
     assert "\nexit_2 " in shown
 
 
+def test_export_builds_engines_right_after_exporting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    save_text_model("llama-tied", tmp_path / "model")
+    common = ("export", tmp_path / "model", "-o", tmp_path / "bundle")
+    refused = wavekit_here(capfd, *common, "--compute-capability", "8.9")
+    assert_one_line(refused, 2, "add --engine tensorrt")
+    unknown = wavekit_here(capfd, *common, "--engine", "tensorrt", "--compute-capability", "ampere")
+    assert_one_line(unknown, 2, "--compute-capability ampere")
+    assert not (tmp_path / "bundle").exists()
+    made = wavekit_here(capfd, *common, "--engine", "tensorrt", "--compute-capability", "8.9")
+    assert (made.returncode, made.stderr) == (0, b"")
+    assert b"not run" in made.stdout
+    assert {info.part for info in entries(tmp_path / "bundle" / FOLDER)} == {"stage_0", "head"}
+    again = wavekit_here(capfd, "build", tmp_path / "bundle", "--compute-capability", "8.9")
+    assert again.stdout.count(b"there already") == 2  # the same options mean the same engines
+
+
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        pytest.param(name, precision, marks=() if QUICK.get(name) == precision else pytest.mark.slow)
+        pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow)
         for name in TINY_MODELS
         for precision in ("fp16", "bf16", "fp32")
     ],

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from wavekit.commands.command_line import command_line
+from wavekit.commands.engine_builds import build_and_tell, capability_option, engine_options
 from wavekit.commands.exits import EXIT_PRECISION_HELP, exits_made, read_exits_for
 from wavekit.commands.extras import require
 from wavekit.commands.formatting import size
 from wavekit.commands.progress import progress
-from wavekit_engines.bundle import Manifest
+from wavekit_engines.bundle import Manifest, open_bundle
 from wavekit_engines.errors import BundleError, CheckpointError, MisuseError
 from wavekit_engines.quantization import BLOCK_SIZES, PRECISIONS, Precision
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from wavekit_engines.checkpoint import Checkpoint
     from wavekit_engines.draft_spec import Draft
     from wavekit_engines.exit_spec import Exits
+    from wavekit_engines.tensorrt.engines import BuildOptions
 
 
 class Boundaries(click.ParamType[tuple[int, ...]]):
@@ -78,6 +80,14 @@ class Boundaries(click.ParamType[tuple[int, ...]]):
     help="Bring these early exits along; without --stages and --split, the stages end where they lie.",
 )
 @click.option("--exit-precision", type=click.Choice(PRECISIONS), help=EXIT_PRECISION_HELP)
+@click.option(
+    "--engine",
+    type=click.Choice(["onnxruntime", "tensorrt"]),
+    default="onnxruntime",
+    show_default=True,
+    help="tensorrt: build TensorRT engines into the bundle as well, in fp16, as `wavekit build` does.",
+)
+@capability_option
 @click.option("--force", is_flag=True, help="Replace an existing bundle, once the new one is complete.")
 def export(
     model: str,
@@ -93,6 +103,8 @@ def export(
     draft_precision: Precision | None,
     exits: Path | None,
     exit_precision: Precision | None,
+    engine: str,
+    capabilities: str,
     force: bool,
 ) -> None:
     """Export MODEL to a self-contained bundle of ONNX engines.
@@ -104,6 +116,7 @@ def export(
     wavekit export ./SmolLM2-135M-Instruct -o bundle --calibration ./calibrated --stages 2
     wavekit export ./SmolLM2-135M-Instruct -o bundle --precision int4 --draft ./draft
     wavekit export ./SmolLM2-135M-Instruct -o bundle --exits ./exits
+    wavekit export ./SmolLM2-135M-Instruct -o bundle --engine tensorrt --compute-capability 8.9
     """
     require("export", "onnx_ir")
     from wavekit_engines.checkpoint import open_checkpoint
@@ -125,15 +138,29 @@ def export(
         exits=early,
         exit_precision=exit_precision,
     )
+    build = _engine_options(checkpoint, engine, capabilities)
     has_tokenizer = _check_tokenizer(checkpoint)
     command = command_line()
     with progress("exporting") as told:
         manifest = export_bundle(checkpoint, output, options, command=command, replace=force, progress=told)
     click.echo(f"{output}: {_made(manifest)}")
+    if build is not None:
+        build_and_tell(open_bundle(output, check_hashes=False), build)
     if has_tokenizer:
         click.echo(f'next: wavekit generate {shlex.quote(str(output))} "Once upon a time"')
     else:
         click.echo("next: wavekit.load(...) in Python, with token ids: the checkpoint has no tokenizer.json")
+
+
+def _engine_options(checkpoint: "Checkpoint", engine: str, capabilities: str) -> "BuildOptions | None":
+    """What engines to build after exporting, refused now if they cannot be; None for none."""
+    from wavekit_engines.families import decoder_spec
+
+    if engine == "tensorrt":
+        return engine_options(decoder_spec(checkpoint.config).max_positions, capabilities)
+    if capabilities:
+        raise MisuseError("--compute-capability is for engines, and none are built here; add --engine tensorrt")
+    return None
 
 
 def _made(manifest: Manifest) -> str:
