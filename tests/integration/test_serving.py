@@ -133,6 +133,30 @@ def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
     assert re.fullmatch("[0-9]{4}", number.choices[0].text)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices_and_prompts_come_by_number(stream: bool, client: openai.OpenAI, llm: LLM) -> None:
+    def texts(answer: Any) -> tuple[dict[int, str], Any]:
+        """Texts by choice, and the numbers of tokens."""
+        found = dict[int, str]()
+        for part in list(answer) if stream else [answer]:
+            for choice in part.choices:
+                said = choice.text if hasattr(choice, "text") else getattr(choice, "delta", None) or choice.message
+                text = said if isinstance(said, str) else said.content or ""
+                found[choice.index] = found.get(choice.index, "") + text
+        return found, part.usage
+
+    more: Any = {"stream": stream, **({"stream_options": {"include_usage": True}} if stream else {}), **OPTIONS}
+    found, usage = texts(client.chat.completions.create(model="tiny", messages=MESSAGES, n=5, **more))
+    results = [expected(llm, seed=5 + choice) for choice in range(5)]
+    assert found == {choice: result.text for choice, result in enumerate(results)}
+    assert usage.prompt_tokens == results[0].prompt_tokens
+    assert usage.completion_tokens == sum(len(result.token_ids) for result in results)
+    found, usage = texts(client.completions.create(model="tiny", prompt=["Hello", "x"], n=2, **more))
+    pairs = [(prompt, seed) for prompt in ("Hello", "x") for seed in (5, 6)]
+    assert found == {choice: expected(llm, prompt, seed=seed).text for choice, (prompt, seed) in enumerate(pairs)}
+    assert usage.prompt_tokens == len(llm.encode("Hello")) + len(llm.encode("x"))
+
+
 def test_what_clients_of_other_servers_send_means_the_same_here(client: openai.OpenAI, llm: LLM) -> None:
     def text(messages: Any = MESSAGES, **options: Any) -> Any:
         extra = {name: options.pop(name) for name in ("top_k", "ignore_eos") if name in options}

@@ -45,19 +45,19 @@ def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_disconnects_ends_its_generation(stream: bool, server: Server, llm: LLM) -> None:
+@pytest.mark.parametrize(("stream", "texts"), [(True, 1), (False, 1), (True, 3)])
+def test_a_client_that_disconnects_ends_its_generations(stream: bool, texts: int, server: Server, llm: LLM) -> None:
     before = server.metrics().get("wavekit_generations_total cancelled", 0)
-    body = {"model": "tiny", "messages": MESSAGES, "stream": stream, "wavekit": {"regex": ".{200}"}}
+    body = {"model": "tiny", "messages": MESSAGES, "stream": stream, "n": texts, "wavekit": {"regex": ".{200}"}}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     if stream:
         connection.getresponse().read(10)
-    eventually(lambda: llm.statistics.running == 1)
+    eventually(lambda: llm.statistics.running == texts)
     connection.close()
     eventually(lambda: llm.statistics.running == 0 and server.service.admission.inside == 0)
-    assert server.metrics()["wavekit_generations_total cancelled"] == before + 1
+    assert server.metrics()["wavekit_generations_total cancelled"] == before + texts
 
 
 @pytest.mark.usefixtures("slow")
@@ -110,7 +110,8 @@ def test_the_client_closes_its_stream(client: openai.OpenAI, server: Server, llm
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"messages": MESSAGES, "seed": 1.5}, "seed"),
         ({"messages": MESSAGES, "stop": [5]}, "stop"),
-        ({"messages": MESSAGES, "n": 2}, "n"),
+        ({"messages": MESSAGES, "n": 0}, "n"),
+        ({"messages": MESSAGES, "n": 44}, "n"),  # more than may be there
         ({"messages": MESSAGES, "tools": [{}]}, "tools"),
         ({"messages": MESSAGES, "guided_regex": "a*"}, "guided_regex"),
         ({"messages": MESSAGES, "logit_bias": {"5": 1}}, "logit_bias"),

@@ -5,6 +5,7 @@ Knows the form of the API, tokens and their texts; no HTTP.
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,34 +22,46 @@ class Answer:
     prefix = ""
     kind = chunk_kind = ""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, ends: frozenset[int], steps: bool, usage: bool) -> None:
-        """Tell of ``steps`` and of ``usage`` in chunks if asked for; tokens of ``ends`` are no text."""
-        self._tokenizer, self._ends = tokenizer, ends
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, ends: frozenset[int], steps: bool, usage: bool, each: int = 1
+    ) -> None:
+        """Tell of ``steps`` and of ``usage`` in chunks if asked for; tokens of ``ends`` are no text.
+
+        There are ``each`` choices a prompt, and choices are numbered prompt by prompt.
+        """
+        self._tokenizer, self._ends, self._each = tokenizer, ends, each
         self._steps, self._usage = steps, usage
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
-    def whole(self, result: GenerationResult) -> dict[str, Any]:
+    def whole(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The answer in one body."""
-        choice = {"index": 0, **self._text(result.text), "logprobs": self._logprobs(result.logprobs)}
-        choice["finish_reason"] = _REASONS[result.finish_reason]
-        return {**self._head, "object": self.kind, "choices": [choice], "usage": _usage(result)}
+        choices = [
+            {
+                "index": choice,
+                **self._text(result.text),
+                "logprobs": self._logprobs(choice, result.logprobs),
+                "finish_reason": _REASONS[result.finish_reason],
+            }
+            for choice, result in enumerate(results)
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self._counts(results)}
 
-    def first(self) -> list[dict[str, Any]]:
-        """Chunks before any text."""
+    def first(self, choice: int) -> list[dict[str, Any]]:
+        """Chunks before any text of a choice."""
         return []
 
-    def chunk(self, step: Step) -> list[dict[str, Any]]:
+    def chunk(self, choice: int, step: Step) -> list[dict[str, Any]]:
         """Chunks for what a tick added."""
         if not (step.text or step.logprobs or self._steps):
             return []
-        chunk = self._chunk(self._delta(step.text), self._logprobs(step.logprobs), None)
+        chunk = self._chunk(choice, self._delta(step.text), self._logprobs(choice, step.logprobs), None)
         if self._steps:
             chunk["wavekit"] = {"tokens": len(step.token_ids), "accepted": step.accepted, "parts": self._parts(step)}
         return [chunk]
 
-    def last(self, result: GenerationResult) -> list[dict[str, Any]]:
-        """Chunks after all text."""
-        chunk = self._chunk(self._delta(""), None, _REASONS[result.finish_reason])
+    def last(self, choice: int, result: GenerationResult) -> list[dict[str, Any]]:
+        """Chunks after all text of a choice."""
+        chunk = self._chunk(choice, self._delta(""), None, _REASONS[result.finish_reason])
         if self._steps:
             chunk["wavekit"] = {
                 "tau": result.speculation.tau,
@@ -56,14 +69,27 @@ class Answer:
                 "tokens_per_second": result.timings.tokens_per_second,
                 "prefill_seconds": result.timings.prefill_seconds,
             }
-        if not self._usage:
-            return [chunk]
-        return [chunk, {**self._head, "object": self.chunk_kind, "choices": [], "usage": _usage(result)}]
+        return [chunk]
 
-    def _chunk(self, delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
+    def end(self, results: Sequence[GenerationResult]) -> list[dict[str, Any]]:
+        """Chunks after all choices."""
+        if not self._usage:
+            return []
+        return [{**self._head, "object": self.chunk_kind, "choices": [], "usage": self._counts(results)}]
+
+    def _chunk(self, choice: int, delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
+        said = {"index": choice, **delta, "logprobs": logprobs, "finish_reason": reason}
+        chunk = {**self._head, "object": self.chunk_kind, "choices": [said]}
         return {**chunk, "usage": None} if self._usage else chunk
+
+    def _counts(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """Numbers of tokens; a prompt counts once, however many choices it has."""
+        prompts = results[:: self._each]
+        prompt = sum(result.prompt_tokens for result in prompts)
+        new = sum(len(result.token_ids) for result in results)
+        cached = {"cached_tokens": sum(result.reused_tokens for result in prompts)}
+        counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return {**counts, "prompt_tokens_details": cached}
 
     def _parts(self, step: Step) -> list[str]:
         """The text of each token by itself."""
@@ -81,7 +107,7 @@ class Answer:
     def _delta(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         raise NotImplementedError
 
 
@@ -90,9 +116,9 @@ class ChatAnswer(Answer):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def first(self) -> list[dict[str, Any]]:
+    def first(self, choice: int) -> list[dict[str, Any]]:
         """See `Answer.first`: whose message it is."""
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}}, None, None)]
+        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}}, None, None)]
 
     def _text(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -100,7 +126,7 @@ class ChatAnswer(Answer):
     def _delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not entries:
             return None
         content = [
@@ -124,7 +150,7 @@ class CompletionAnswer(Answer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._offset = 0
+        self._offsets = Counter[int]()  # by choice
 
     def _text(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -132,15 +158,15 @@ class CompletionAnswer(Answer):
     def _delta(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not entries:
             return None
         said = self._said(entries)
         tokens = [self._token(entry.token_id) for entry in said]
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(token)
         best = [{self._token(token): logprob for token, logprob in entry.best} for entry in said]
         return {
             "tokens": tokens,
@@ -148,10 +174,3 @@ class CompletionAnswer(Answer):
             "top_logprobs": best if any(best) else None,
             "text_offset": offsets,
         }
-
-
-def _usage(result: GenerationResult) -> dict[str, Any]:
-    prompt, new = result.prompt_tokens, len(result.token_ids)
-    cached = {"cached_tokens": result.reused_tokens}
-    counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-    return {**counts, "prompt_tokens_details": cached}

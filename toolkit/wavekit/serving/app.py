@@ -79,19 +79,19 @@ def create_app(
     automatic, modes = _modes(llm)
 
     def form(body: Body, kind: type[ChatAnswer] | type[CompletionAnswer]) -> Any:
-        return kind(model, tokenizer, ends, body.wavekit.steps, body.include_usage)
+        return kind(model, tokenizer, ends, body.wavekit.steps, body.include_usage, body.each)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody) -> Response:
         body.check(model)
-        options = body.options(context, ends, limits.seconds)
-        return await service.answer(body.prompt, options, form(body, ChatAnswer), body.stream)
+        asked = body.asked(context, ends, limits.seconds)
+        return await service.answer(asked, form(body, ChatAnswer), body.stream)
 
     @app.post("/v1/completions")
     async def complete(body: CompletionBody) -> Response:
         body.check(model)
-        options = body.options(context, ends, limits.seconds)
-        return await service.answer(body.only_prompt, options, form(body, CompletionAnswer), body.stream)
+        asked = body.asked(context, ends, limits.seconds)
+        return await service.answer(asked, form(body, CompletionAnswer), body.stream)
 
     card = {"id": model, "object": "model", "created": started, "owned_by": "wavekit", "context_length": context}
 

@@ -5,7 +5,7 @@ fields that only say who they are. Knows the form of the API and `wavekit.option
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +17,6 @@ from wavekit.serving.errors import ApiError
 
 _MOST_STOPS = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -81,6 +80,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
+    n: int | None = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -123,6 +123,30 @@ class Body(BaseModel):
     def most_tokens(self) -> int | None:
         """How long the text may be."""
         return self.max_tokens
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What texts are to go on from, checked as far as that needs no tokenizer.
+
+        Raises:
+            ApiError: content that is not text.
+        """
+        raise NotImplementedError
+
+    @property
+    def each(self) -> int:
+        """Texts a prompt."""
+        return self.n or 1
+
+    def asked(self, context: int, ends: frozenset[int], seconds: float | None) -> list[tuple[Prompt, Options]]:
+        """The texts that are asked for, prompt by prompt; those of one prompt differ in their seeds only.
+
+        Raises:
+            ApiError: what `options` or `prompts` raises.
+        """
+        options = self.options(context, ends, seconds)
+        seed = options["seed"]
+        return [(prompt, {**options, "seed": (seed + i) % 2**64}) for prompt in self.prompts for i in range(self.each)]
 
     def options(self, context: int, ends: frozenset[int], seconds: float | None) -> Options:
         """The keywords of a generation of a model that reads ``context`` tokens, and whose texts ``ends`` end.
@@ -170,13 +194,9 @@ class ChatBody(Body):
     response_format: ResponseFormat | None = None
 
     @property
-    def prompt(self) -> Prompt:
-        """The messages, as a chat template takes them.
-
-        Raises:
-            ApiError: content that is not text.
-        """
-        return [_plain(message, number) for number, message in enumerate(self.messages)]
+    def prompts(self) -> Sequence[Prompt]:
+        """See `Body.prompts`: the messages, as a chat template takes them."""
+        return [[_plain(message, number) for number, message in enumerate(self.messages)]]
 
     @property
     def most_tokens(self) -> int | None:
@@ -208,18 +228,11 @@ class CompletionBody(Body):
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
-    def only_prompt(self) -> Prompt:
-        """The one prompt.
-
-        Raises:
-            ApiError: several.
-        """
-        if isinstance(self.prompt, str) or all(isinstance(part, int) for part in self.prompt):
-            return self.prompt  # type: ignore[return-value]  # text or token ids
-        if len(self.prompt) != 1:
-            raise ApiError(400, f"{len(self.prompt)} prompts in one request: send a request each", param="prompt")
-        only: Any = self.prompt[0]
-        return only  # type: ignore[no-any-return]
+    def prompts(self) -> Sequence[Prompt]:
+        """See `Body.prompts`."""
+        given: Any = self.prompt
+        several = not isinstance(given, str) and any(not isinstance(part, int) for part in given)
+        return given if several else [given]
 
     def options(self, context: int, ends: frozenset[int], seconds: float | None) -> Options:
         """See `Body.options`."""
