@@ -25,11 +25,11 @@ class PassCosts:
     def __init__(self, seconds: Sequence[float]) -> None:
         """Make a curve of the seconds that passes of the first so many of `MEASURED` rows took.
 
-        Noise must not make a longer pass cheaper, so the curve never falls. Beyond the last measured size it goes on
-        with the steepest slope seen, so that large trees are not begun on hope.
+        Noise only ever adds time, so a pass costs no more than a longer one took, and the curve never falls. Beyond the
+        last measured size it goes on with the steepest slope seen, so that large trees are not begun on hope.
         """
         sizes = MEASURED[: len(seconds)]
-        rising = np.maximum.accumulate(np.array(seconds, np.float64))
+        rising = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])[::-1]
         slopes = np.diff(rising) / np.diff(sizes)
         rows = np.arange(1, MEASURED[-1] + 1)
         beyond = np.maximum(rows - sizes[-1], 0) * slopes.max(initial=0.0)
@@ -40,6 +40,7 @@ class PassCosts:
     def measure(cls, run: Callable[[int], None], before: Callable[[], None] = lambda: None) -> "PassCosts":
         """Time ``run``, which runs a pass of so many rows: the fastest of a few, where passes are not slow.
 
+        All sizes have a second turn after the last, since other processes disturb for a while and not for a moment.
         ``before`` runs ahead of each, untimed: what a decoder runs between two such passes, for what that leaves in the
         processor's caches.
         """
@@ -52,6 +53,9 @@ class PassCosts:
                 before()
                 times.append(_timed(run, count))
             seconds.append(min(times))
+        for number in reversed(range(len(seconds))):
+            before()
+            seconds[number] = min(seconds[number], _timed(run, MEASURED[number]))
         return cls(seconds)
 
     def of(self, rows: int) -> float:
