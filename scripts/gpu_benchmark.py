@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -21,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "integ
 
 import wavekit
 from wavekit import Speculation
+from wavekit.decoding.lattice import LATTICE_ROWS
 from wavekit_engines.atomic import write_file
-from wavekit_engines.bundle import MANIFEST
+from wavekit_engines.bundle import MANIFEST, open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import WavekitError
 from wavekit_engines.export import ExportOptions, export_bundle
@@ -33,9 +35,11 @@ MODES: dict[str, Speculation] = {
     "DEX": Speculation("exits"),
     "hybrid": Speculation("draft+exits", depth=4, adaptive=False),
 }
-PLACES = [("onnxruntime", "cpu"), ("torch", "cpu"), ("torch", "cuda"), ("onnxruntime", "cuda")]
+PLACES = [("onnxruntime", "cpu"), ("torch", "cpu"), ("torch", "cuda"), ("onnxruntime", "cuda"), ("tensorrt", "cuda")]
 PROMPT = [5, 9, 14, 20, 27, 35, 44, 54]
 ROUNDS = 3
+CONTEXT = 1024
+MOST_BYTES = 1 << 30
 MODEL_SECONDS = 90.0
 
 Row = dict[str, Any]
@@ -47,8 +51,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, bundle in _bundles(Path(folder), options.model, rows):
-            rows += _measured(name, bundle, options.tokens)
-    rows.append({"engine": "tensorrt", "device": "cuda", "skipped": _tensorrt()})
+            rows += _measured(name, bundle, options.tokens, Path(folder))
     _print(rows)
     machine = {"python": platform.python_version(), "processor": platform.machine(), "gpu": _gpu()}
     result = {"machine": machine, "gpu_tests_exit_code": options.tests, "rows": rows}
@@ -89,7 +92,7 @@ def _exported(model: Path, bundle: Path, precision: str) -> Path:
     return bundle
 
 
-def _measured(name: str, bundle: Path, tokens: int) -> list[Row]:
+def _measured(name: str, bundle: Path, tokens: int, folder: Path) -> list[Row]:
     """A row for every engine, device and mode."""
     rows: list[Row] = []
     for engine, device in PLACES:
@@ -98,6 +101,8 @@ def _measured(name: str, bundle: Path, tokens: int) -> list[Row]:
             rows.append({**here, "skipped": "there is no GPU"})
             continue
         try:
+            if engine == "tensorrt":
+                bundle, began = _with_engines(bundle, folder), time.monotonic()
             llm = wavekit.load(bundle, lanes=2, engine=engine, device=device, check_hashes=False)
             plain = None
             for mode, speculation in MODES.items():
@@ -124,19 +129,40 @@ def _timed(llm: Any, speculation: Speculation, tokens: int) -> tuple[Row, tuple[
 
 
 def _gpu() -> str | None:
-    """The name of the GPU, as torch knows it."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    import torch
+    """The name of the GPU, as torch knows it, or else its compute capability."""
+    from wavekit_engines.tensorrt.cuda import capability_here
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_name()
+    capability = capability_here()
+    return f"compute capability {capability}" if capability is not None else None
 
 
-def _tensorrt() -> str:
-    found = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-    return (
-        f"wavekit has no TensorRT runtime yet ({', '.join(found) or 'no TensorRT'} installed); engines are only built"
-    )
+def _with_engines(bundle: Path, folder: Path) -> Path:
+    """A bundle with its TensorRT engines, or a copy of it with engines that are built now."""
+    from wavekit_engines.tensorrt.engine_cache import FOLDER
+    from wavekit_engines.tensorrt.engines import BuildOptions, build_engines
+    from wavekit_engines.tensorrt.profiles import Limits
+
+    if (bundle / FOLDER).is_dir():
+        return bundle
+    manifest = open_bundle(bundle, check_hashes=False).manifest
+    if sum(info.bytes for info in manifest.files.values()) > MOST_BYTES:
+        raise WavekitError(f"building engines takes minutes; first: wavekit build {bundle}")
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(bundle, copy)
+    limits = Limits(min(CONTEXT, manifest.decoder.max_positions), LATTICE_ROWS)
+    build_engines(open_bundle(copy, check_hashes=False), BuildOptions(limits, _precision(manifest.engine.precision)))
+    return copy
+
+
+def _precision(of_bundle: str) -> Any:
+    """float32 where the bundle is, to compare the same; float16 for all others."""
+    return "fp32" if of_bundle == "fp32" else "fp16"
 
 
 def _print(rows: list[Row]) -> None:
