@@ -237,7 +237,7 @@ def load(
             there, and so does what ``speculate="auto"`` means.
         check_hashes: compare every file with its hash in the manifest, not only its size.
         concurrency: texts of `LLM.generate_batch` and `LLM.stream_async` that are written at a time; the others wait,
-            first come first served. Each needs memory for its KV cache.
+            first come first served. Each needs memory for its KV cache, which is kept for the next ones.
         prefix_memory: bytes for the KV caches of finished texts. A prompt that begins like one of them, with the same
             system prompt or as the next turn of a chat, is not run again that far.
         engine: what runs the bundle, one of `wavekit.backends.ENGINES`.
