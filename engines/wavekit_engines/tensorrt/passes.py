@@ -74,19 +74,18 @@ class Passes:
         self._context.enqueue(self._lane.stream)
 
     def _record(self, shapes: Mapping[str, Shape]) -> None:
-        stream = self._lane.stream
-        if not self._context.capturable(stream):
+        """Record a pass and replay it, or run it where that cannot be."""
+        if not self._context.capturable(self._lane.stream):
             _logger.info("the library does not let a pass be recorded; it may record by itself")
             self._records = False
             self._context = self._made(captures=True)
-            return self._run(shapes)
-        try:
-            self._graph = self._recorded(shapes)
-        except WavekitError as error:
-            _logger.warning("a pass cannot be recorded as a CUDA graph, and runs without: %s", error)
-            self._records = False
-            return self._run(shapes)
-        return self._lane.cuda.launch(self._graph.address, stream)
+        else:
+            try:
+                self._graph = self._recorded(shapes)
+            except WavekitError as error:
+                _logger.warning("a pass cannot be recorded as a CUDA graph, and runs without: %s", error)
+                self._records = False
+        self.enqueue(shapes)
 
     def _recorded(self, shapes: Mapping[str, Shape]) -> Owned:
         cuda, stream = self._lane.cuda, self._lane.stream
