@@ -8,6 +8,7 @@ from bench_bundle import bench_bundle
 from command_line import assert_one_line, wavekit_here
 
 from wavekit.benchmarking import bench, memory, peers
+from wavekit.benchmarking.openings import Place
 from wavekit.benchmarking.runs import Written
 from wavekit.benchmarking.runs import write as write_really
 from wavekit.profiles import Setting
@@ -65,6 +66,18 @@ def test_every_way_has_its_turn_at_being_first(folder: Path, tmp_path: Path, cap
     wavekit_here(capfd, "bench", folder / "bundle", "--modes", "lookup", *SHORT, "--json", file)
     order = [run["way"] for run in json.loads(file.read_text())["runs"]]
     assert order == ["plain", "lookup", "lookup", "plain", "lookup", "plain", "plain", "lookup"]
+
+
+def test_another_engine_is_measured_and_named(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    result = wavekit_here(
+        capfd, "bench", folder / "bundle", "--modes", "lookup", "--engine", "torch", *SHORT, "--json", file
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr.decode()
+    assert " with torch on " in result.stdout.decode()
+    found = json.loads(file.read_text())
+    assert (found["subject"]["engine"], found["subject"]["device"]) == ("torch", None)
+    assert [way["differences"] for way in found["ways"]] == [[], []]
 
 
 def test_another_text_is_told_and_fails(
@@ -148,7 +161,7 @@ def test_a_peer_that_fails_says_why(folder: Path, tmp_path: Path, capfd: pytest.
 
 
 def test_memory_is_that_of_a_process_of_its_own(folder: Path) -> None:
-    peak = memory.peak_memory(folder / "bundle", Setting(1), (5, 6, 7), 4)
+    peak = memory.peak_memory(folder / "bundle", Place(), Setting(1), (5, 6, 7), 4)
     assert peak is not None
     assert 30e6 < peak < 500e6
 

@@ -111,6 +111,11 @@ def test_a_bundle_alone_needs_neither_checkpoint_nor_tokenizer(
     assert "skipped  text        tokenizer" in result.stdout.decode()
 
 
+def test_another_engine_is_verified(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = wavekit_here(capfd, "verify", folder / "bundle", "--engine", "torch", "--count", "1", "--new-tokens", "4")
+    assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
+
+
 def test_prompts_come_from_a_file(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file, found = tmp_path / "prompts.txt", tmp_path / "found.json"
     file.write_text("First prompt\nSecond prompt\nThird prompt\n")

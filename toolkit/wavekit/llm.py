@@ -22,7 +22,7 @@ from wavekit.decoding.speculation import Speculation
 from wavekit.grammar import Grammars
 from wavekit.machine import available_cores
 from wavekit.options import GenerationOptions, Options
-from wavekit.profiles import opening
+from wavekit.profiles import holds_for, opening
 from wavekit.results import FinishReason, GenerationResult, Step, Timings, TokenLogprobs
 from wavekit.statistics import Statistics, Tally
 from wavekit.streaming import TextStream
@@ -256,7 +256,7 @@ def load(
         if count is not None:
             _check_count(name, count)
     bundle = open_bundle(path, check_hashes)
-    setting = opening(bundle, threads, lanes)
+    setting = opening(bundle, threads, lanes, holds_for(engine, device))
     threads = setting.threads
     has_tokenizer = (bundle.tokenizer_folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_files(bundle.tokenizer_folder) if has_tokenizer else None

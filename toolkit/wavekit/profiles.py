@@ -49,12 +49,17 @@ class Profile:
     version: int = VERSION
 
 
-def opening(bundle: Bundle, threads: int | None, lanes: int | None) -> Setting:
+def holds_for(engine: str, device: str | None) -> bool:
+    """Whether profiles say anything about this engine and device: `wavekit tune` measures ONNX Runtime on the CPU."""
+    return engine == "onnxruntime" and device in (None, "cpu")
+
+
+def opening(bundle: Bundle, threads: int | None, lanes: int | None, use_profile: bool) -> Setting:
     """How to open a bundle: as told, or where neither number is given as this machine's profile says, if there is one.
 
     Otherwise there is one lane, and every lane gets an equal share of the cores.
     """
-    if threads is None and lanes is None:
+    if threads is None and lanes is None and use_profile:
         profile = profile_for(bundle)
         if profile is not None:
             return profile.setting

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wavekit.benchmarking.memory import peak_memory
 from wavekit.benchmarking.offered import PLAIN, ways_to_compare
-from wavekit.benchmarking.openings import Openings
+from wavekit.benchmarking.openings import Openings, Place
 from wavekit.benchmarking.peers import PeerMissingError, PeerProcess
 from wavekit.benchmarking.prompt_sets import PromptSet, prompt_sets
 from wavekit.benchmarking.quiet import loads
@@ -18,7 +18,7 @@ from wavekit.benchmarking.runs import Run, Way, Written, alternated, write
 from wavekit.benchmarking.summary import differences, summarize
 from wavekit.llm import LLM
 from wavekit.machine import this_machine
-from wavekit.profiles import Setting, profile_for
+from wavekit.profiles import Setting, holds_for, profile_for
 from wavekit.verification.prompts import Sample
 from wavekit_engines.bundle import open_bundle
 
@@ -41,6 +41,7 @@ class Plan:
     rounds: int
     threads: int
     lanes: int
+    place: Place
 
 
 def bench(plan: Plan, against: Sequence[PeerProcess], command: str, told: Told) -> BenchReport:
@@ -49,12 +50,13 @@ def bench(plan: Plan, against: Sequence[PeerProcess], command: str, told: Told) 
     Raises:
         MisuseError, BundleError, PromptError: as `wavekit.load`, `prompt_sets`, `ways_to_compare` and `PeerProcess`.
     """
-    openings = Openings(plan.bundle)
+    openings = Openings(plan.bundle, plan.place)
     try:
         told("opening", 0, 1)
         llm = openings.get(Setting(plan.threads))
         sets = prompt_sets(llm, plan.prompts, plan.count, plan.new_tokens)
-        profile = profile_for(open_bundle(plan.bundle, check_hashes=False))
+        tuned = holds_for(plan.place.engine, plan.place.device)
+        profile = profile_for(open_bundle(plan.bundle, check_hashes=False)) if tuned else None
         ways, left_out = ways_to_compare(llm.decoder, plan.modes, plan.threads, plan.lanes, profile)
         writers: dict[str, _Writer] = {way.name: partial(_write, openings, way) for way in ways}
         versions = {name: version(name) for name in ("wavekit", "numpy")}
@@ -71,7 +73,7 @@ def bench(plan: Plan, against: Sequence[PeerProcess], command: str, told: Told) 
         runs = _measure(writers, sets, plan, told)
         after = loads()
         return BenchReport(
-            _subject(llm, plan.bundle),
+            _subject(llm, plan),
             this_machine(),
             (before, after),
             versions,
@@ -131,20 +133,26 @@ def _rows(
                 {one.name: summarize([run for run in mine if run.set == one.name], plain) for one in sets},
                 tuple(differences(mine, plain, complete=setting is not None)),
                 sum(len(one.samples) for one in sets),
-                peak_memory(plan.bundle, setting, longest.ids, plan.new_tokens) if setting is not None else None,
+                _peak_memory(plan, setting, longest.ids),
             )
         )
     return rows
 
 
-def _subject(llm: LLM, bundle: Path) -> Subject:
+def _peak_memory(plan: Plan, setting: Setting | None, prompt: tuple[int, ...]) -> int | None:
+    return peak_memory(plan.bundle, plan.place, setting, prompt, plan.new_tokens) if setting is not None else None
+
+
+def _subject(llm: LLM, plan: Plan) -> Subject:
     manifest = llm.manifest
     return Subject(
-        bundle.resolve().name,
+        plan.bundle.resolve().name,
         manifest.provenance.checkpoint,
         manifest.engine.precision,
         manifest.engine.head_precision,
         len(manifest.stages),
         manifest.draft is not None,
         llm.decoder.exit_boundaries,
+        plan.place.engine,
+        plan.place.device,
     )

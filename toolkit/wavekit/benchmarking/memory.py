@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from wavekit.benchmarking.openings import Openings, Place
 from wavekit.profiles import Setting
 
 _STATUS = Path("/proc/self/status")
@@ -17,14 +18,18 @@ _SECONDS = 600
 
 class _Request(msgspec.Struct):
     bundle: str
+    place: Place
     setting: Setting
     prompt: tuple[int, ...]
     new_tokens: int
 
 
-def peak_memory(bundle: Path, setting: Setting, prompt: tuple[int, ...], new_tokens: int) -> int | None:
-    """Resident bytes at the peak of loading a bundle and writing one text; None where that is not known."""
-    request = msgspec.json.encode(_Request(str(bundle), setting, prompt, new_tokens))
+def peak_memory(bundle: Path, place: Place, setting: Setting, prompt: tuple[int, ...], new_tokens: int) -> int | None:
+    """Resident bytes at the peak of loading a bundle and writing one text; None where that is not known.
+
+    What a GPU holds is not counted.
+    """
+    request = msgspec.json.encode(_Request(str(bundle), place, setting, prompt, new_tokens))
     command = [sys.executable, "-m", "wavekit.benchmarking.memory"]
     done = subprocess.run(command, input=request, capture_output=True, timeout=_SECONDS, check=False)
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else None
@@ -37,12 +42,9 @@ def peak_of_this_process() -> int | None:
 
 
 def _serve() -> None:
-    from wavekit.llm import load
-
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
-    setting = asked.setting
-    llm = load(asked.bundle, threads=setting.threads, lanes=setting.lanes, check_hashes=False)
-    llm.generate(asked.prompt, max_new_tokens=asked.new_tokens, speculate=setting.speculation)
+    llm = Openings(Path(asked.bundle), asked.place).get(asked.setting)
+    llm.generate(asked.prompt, max_new_tokens=asked.new_tokens, speculate=asked.setting.speculation)
     sys.stdout.write(str(peak_of_this_process() or ""))
 
 

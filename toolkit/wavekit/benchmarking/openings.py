@@ -1,17 +1,26 @@
 """A bundle opened in several ways at once: one set of engines for every number of threads and lanes."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from wavekit.llm import LLM, load
 from wavekit.profiles import Setting
 
 
+@dataclass(frozen=True)
+class Place:
+    """What runs the bundle, and on which device: as `wavekit.load` takes them."""
+
+    engine: str = "onnxruntime"
+    device: str | None = None
+
+
 class Openings:
     """Opens a bundle as it is asked for, and keeps what it opened."""
 
-    def __init__(self, bundle: Path) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: Path, place: Place | None = None) -> None:
+        self._bundle, self._place = bundle, place or Place()
         self._open: dict[tuple[int, int], LLM] = {}
         self._checked = False
 
@@ -20,7 +29,12 @@ class Openings:
         key = setting.threads, setting.lanes
         if key not in self._open:
             self._open[key] = load(
-                self._bundle, threads=setting.threads, lanes=setting.lanes, check_hashes=not self._checked
+                self._bundle,
+                threads=setting.threads,
+                lanes=setting.lanes,
+                check_hashes=not self._checked,
+                engine=self._place.engine,
+                device=self._place.device,
             )
             self._checked = True
         return self._open[key]

@@ -39,6 +39,8 @@ class Subject:
     stages: int
     draft: bool
     exits: tuple[int, ...]
+    engine: str
+    device: str | None
 
 
 @dataclass(frozen=True)

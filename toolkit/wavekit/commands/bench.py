@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wavekit.commands.command_line import command_line
-from wavekit.commands.extras import require
+from wavekit.commands.engine_options import engine_options
 from wavekit.commands.progress import Steps
 from wavekit.machine import available_cores
 from wavekit_engines.atomic import write_file
@@ -33,6 +33,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--lanes", type=click.IntRange(1), help="Stages that run at once where exits propose.  [default: a core each]"
 )
+@engine_options
 @click.option("--against", metavar="PEER=FOLDER,...", help="Also onnxruntime-genai or transformers, with this model.")
 @click.option("--peer-python", metavar="PYTHON", help="Python of the environment that has the peers.  [this one]")
 @click.option("-o", "--output", "out", type=_PATH, help="Folder for bench.json, table.txt and the figure.")
@@ -46,6 +47,8 @@ def bench(
     rounds: int,
     threads: int | None,
     lanes: int | None,
+    engine: str,
+    device: str | None,
     against: str | None,
     peer_python: str | None,
     out: Path | None,
@@ -59,16 +62,17 @@ def bench(
     wavekit bench bundle --modes draft,lookup --count 10 -n 128 --rounds 5
     wavekit bench bundle --modes draft --against onnxruntime-genai=peer_model,transformers=checkpoint
     """
-    require("onnxruntime", "onnxruntime")
     from wavekit.benchmarking.bench import Plan
     from wavekit.benchmarking.bench import bench as run
+    from wavekit.benchmarking.openings import Place
     from wavekit.commands.bench_tables import tables
 
     check_folder(out)
     check_file(json_file)
     threads = threads or available_cores()
+    place = Place(engine, device)
     plan = Plan(
-        bundle, _listed(modes), prompts, count, new_tokens, rounds, threads, lanes or available_cores()
+        bundle, _listed(modes), prompts, count, new_tokens, rounds, threads, lanes or available_cores(), place
     )  # fmt: skip
     command = command_line()
     steps = Steps("bench")

@@ -17,8 +17,9 @@ def tables(report: BenchReport) -> str:
     """Speed, what it comes from, sets beside each other, and what must be said about them."""
     subject = report.subject
     lengths = report.ways[0].summary
+    place = subject.engine if subject.device is None else f"{subject.engine} ({subject.device})"
     about = (
-        f"{subject.bundle} ({subject.model}, {subject.precision}) on {report.machine}; prompts of "
+        f"{subject.bundle} ({subject.model}, {subject.precision}) with {place} on {report.machine}; prompts of "
         f"{_spread(lengths.prompt_tokens, 0)} tokens, texts of {_spread(lengths.new_tokens, 0)}, "
         f"{report.rounds} {'round' if report.rounds == 1 else 'rounds'}; medians (quartiles)"
     )

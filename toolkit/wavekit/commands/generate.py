@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 import wavekit
-from wavekit.backends import ENGINES
+from wavekit.commands.engine_options import engine_options
 from wavekit.commands.export import Boundaries
 from wavekit.decoding.speculation import Mode
 from wavekit_engines.atomic import write_file
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     help="Threads an engine may use.  [default: as `wavekit tune` found here, or the cores, shared by the lanes]",
 )
 @click.option("--lanes", type=int, help="Stages that run at once.  [default: 1, or as `wavekit tune` found]")
-@click.option("--engine", type=click.Choice(ENGINES), default="onnxruntime", show_default=True)
-@click.option("--device", help="cpu or cuda; with torch any device of torch.  [default: cpu; with tensorrt cuda]")
+@engine_options
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for Chrome's trace viewer there.")
 @click.option("--stats", is_flag=True, help="Tell on standard error how the text was written.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, token ids, timings and speculation as JSON.")

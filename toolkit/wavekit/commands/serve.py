@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from wavekit.commands.engine_options import engine_options
 from wavekit.commands.extras import require
 from wavekit_engines.errors import MisuseError
 
@@ -29,6 +30,7 @@ from wavekit_engines.errors import MisuseError
 @click.option(
     "--threads", type=int, help="Threads an engine may use.  [default: as `wavekit tune` found here, or all cores]"
 )
+@engine_options
 @click.option("--prefix-memory", type=click.IntRange(0), default=256, show_default=True, help="MB of earlier texts.")
 @click.option("--quiet", is_flag=True, help="Do not log every request.")
 def serve(
@@ -44,6 +46,8 @@ def serve(
     max_seconds: float | None,
     grace: float,
     threads: int | None,
+    engine: str,
+    device: str | None,
     prefix_memory: int,
     quiet: bool,
 ) -> None:
@@ -55,7 +59,7 @@ def serve(
     """
     if api_key == "":
         raise MisuseError("--api-key is empty: give a key, or leave it out and ask for none")
-    require("serve", "onnxruntime", "fastapi", "uvicorn", "prometheus_client")
+    require("serve", "fastapi", "uvicorn", "prometheus_client")
     from wavekit.llm import load
     from wavekit.serving.app import Limits, create_app
     from wavekit.serving.server import bind
@@ -64,7 +68,14 @@ def serve(
     with bind(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("wavekit.serve").setLevel(logging.WARNING if quiet else logging.INFO)
-        llm = load(bundle, threads=threads, concurrency=max_concurrent, prefix_memory=prefix_memory << 20)
+        llm = load(
+            bundle,
+            threads=threads,
+            concurrency=max_concurrent,
+            prefix_memory=prefix_memory << 20,
+            engine=engine,
+            device=device,
+        )
         try:
             for temperature in (0.0, 1.0):  # what is made or measured once is there before the first request
                 llm.generate([0], max_new_tokens=2, temperature=temperature)

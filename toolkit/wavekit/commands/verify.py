@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 import wavekit
 from wavekit.commands.command_line import command_line
 from wavekit.commands.demo_reference import quieten
+from wavekit.commands.engine_options import engine_options
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
 from wavekit.verification.findings import Findings
@@ -38,6 +40,7 @@ _PROMPTS = 6
 @click.option("-o", "--output", "out", type=_PATH, help="Folder for report.html and found.json.")
 @click.option("--json", "json_file", type=_PATH, help="Write everything that was found to a JSON file.")
 @click.option("--threads", type=click.IntRange(1), help="Threads an engine may use.  [default: all cores]")
+@engine_options
 def verify(
     bundle: Path,
     checkpoint: str | None,
@@ -48,6 +51,8 @@ def verify(
     out: Path | None,
     json_file: Path | None,
     threads: int | None,
+    engine: str,
+    device: str | None,
 ) -> int:
     """Check that BUNDLE writes what it should in every mode, and name what is wrong if it does not.
 
@@ -56,7 +61,6 @@ def verify(
     wavekit verify bundle --checkpoint ./SmolLM2-135M-Instruct -o report
     wavekit verify bundle --checkpoint ./SmolLM2-135M-Instruct --draft ./draft --json found.json
     """
-    require("onnxruntime", "onnxruntime")
     from wavekit.llm import available_cores
     from wavekit.verification.run import verify_alone
     from wavekit.verification.tolerances import tolerance_of
@@ -64,7 +68,7 @@ def verify(
     check_folder(out)
     check_file(json_file)
     _check_options(checkpoint, draft)
-    llm = wavekit.load(bundle, threads=threads)
+    llm = wavekit.load(bundle, threads=threads, engine=engine, device=device)
     given = _open_given(llm, checkpoint, draft)
     samples = _samples(llm, prompts, count, new_tokens)
     found = _nothing_found(llm, samples, bundle, given, new_tokens)
@@ -86,7 +90,7 @@ def _check_options(checkpoint: str | None, draft: Path | None) -> None:
     if draft is not None and checkpoint is None:
         raise MisuseError("--draft is compared on the states of the model it drafts for: give that with --checkpoint")
     if checkpoint is not None:
-        require("demo", "torch", "transformers", "onnx_ir")
+        require("demo", "onnxruntime", "torch", "transformers", "onnx_ir")
         quieten()
 
 
@@ -115,8 +119,6 @@ def _samples(llm: "LLM", prompts: Path | None, count: int | None, new_tokens: in
 def _nothing_found(
     llm: "LLM", samples: "list[Sample]", bundle: Path, given: "Given | None", new_tokens: int
 ) -> Findings:
-    import onnxruntime
-
     from wavekit.verification.run import prompt_facts, subject_of
 
     packages = (*_PACKAGES, *(_PACKAGES_OF_CHECKPOINT if given is not None else ()))
@@ -127,11 +129,13 @@ def _nothing_found(
         new_tokens=new_tokens,
         command=command_line(),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        versions={
-            **{name: importlib.metadata.version(name) for name in packages},
-            "onnxruntime": onnxruntime.__version__,
-        },
+        versions={name: importlib.metadata.version(name) for name in packages} | _engine_versions(),
     )
+
+
+def _engine_versions() -> dict[str, str]:
+    """Of what is loaded: several distributions bring ``onnxruntime``, so the module says."""
+    return {name: str(sys.modules[name].__version__) for name in ("onnxruntime", "torch") if name in sys.modules}
 
 
 def _tell(found: Findings) -> None:
