@@ -22,7 +22,7 @@ class Served:
         environ = environment(**variables)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ)
         url = self.process.stdout.readline().decode().split()[-1]
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
 
     def stream(self) -> Any:
         """Ask for 200 characters, a token each."""
