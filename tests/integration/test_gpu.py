@@ -16,7 +16,7 @@ from wavekit.backends import open_engines
 from wavekit.decoding.decoder import Decoder
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
-from wavekit_engines.errors import MisuseError, WavekitError
+from wavekit_engines.errors import MisuseError
 from wavekit_engines.export import ExportOptions, export_bundle
 from wavekit_engines.ort_engine import available_providers
 from wavekit_engines.tensorrt.engines import BuildOptions, build_engines
@@ -108,7 +108,7 @@ def with_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     try:
         build_engines(open_bundle(bundle), BuildOptions(Limits(context=192, tree=64), precision))
         wavekit.load(bundle, engine="tensorrt").close()
-    except WavekitError as error:
+    except MisuseError as error:  # no library, or none for this card; whatever breaks on the way is a failure
         pytest.skip(f"NOT RUN: {error}")
     return bundle, precision
 
