@@ -23,6 +23,7 @@ from wavekit.serving.bodies import Body, ChatBody, CompletionBody
 from wavekit.serving.errors import ApiError, no_route, not_valid, refused
 from wavekit.serving.guard import Guard
 from wavekit.serving.service import Service
+from wavekit.tokenizer import Tokenizer
 from wavekit_engines.errors import MisuseError, WavekitError
 
 
@@ -53,11 +54,9 @@ def create_app(
         MisuseError: the bundle has no tokenizer.
     """
     limits = limits or Limits()
-    tokenizer = llm.tokenizer
-    if tokenizer is None:
+    if llm.tokenizer is None:
         raise MisuseError("this bundle has no tokenizer, and a server answers in text: export it with one")
     service = Service(llm, limits.running, limits.waiting)
-    ends = frozenset(llm.manifest.generation.stop_token_ids)
     # The pages about the API that FastAPI makes would load scripts from elsewhere.
     app = FastAPI(title="wavekit", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -74,9 +73,17 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=("GET", "POST"), allow_headers="*", expose_headers=told
         )
-    started = int(time.time())
+    _add_writing(app, llm, llm.tokenizer, model, limits.seconds)
+    _add_models(app, model, llm.decoder.spec.max_positions)
+    _add_state_and_page(app, llm, model)
+    return app
+
+
+def _add_writing(app: FastAPI, llm: LLM, tokenizer: Tokenizer, model: str, seconds: float | None) -> None:
+    """Chat and text completions."""
+    service: Service = app.state.service
     context = llm.decoder.spec.max_positions
-    automatic, modes = _modes(llm)
+    ends = frozenset(llm.manifest.generation.stop_token_ids)
 
     def form(body: Body, kind: type[ChatAnswer] | type[CompletionAnswer]) -> Any:
         return kind(model, tokenizer, ends, body.wavekit.steps, body.include_usage, body.each)
@@ -84,15 +91,19 @@ def create_app(
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody) -> Response:
         body.check(model)
-        asked = body.asked(context, ends, limits.seconds)
+        asked = body.asked(context, ends, seconds)
         return await service.answer(asked, form(body, ChatAnswer), body.stream)
 
     @app.post("/v1/completions")
     async def complete(body: CompletionBody) -> Response:
         body.check(model)
-        asked = body.asked(context, ends, limits.seconds)
+        asked = body.asked(context, ends, seconds)
         return await service.answer(asked, form(body, CompletionAnswer), body.stream)
 
+
+def _add_models(app: FastAPI, model: str, context: int) -> None:
+    """The list of one model."""
+    started = int(time.time())
     card = {"id": model, "object": "model", "created": started, "owned_by": "wavekit", "context_length": context}
 
     @app.get("/v1/models")
@@ -104,6 +115,12 @@ def create_app(
         if name != model:
             raise ApiError(404, f"the model {name!r} is not here; {model!r} is", code="model_not_found")
         return card
+
+
+def _add_state_and_page(app: FastAPI, llm: LLM, model: str) -> None:
+    """Health, metrics, and the built-in page."""
+    service: Service = app.state.service
+    automatic, modes = _modes(llm)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
@@ -120,8 +137,6 @@ def create_app(
     @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse)
     async def built_in_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
-
-    return app
 
 
 def _modes(llm: LLM) -> tuple[Mode, list[Mode]]:
