@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -18,6 +18,7 @@ from wavekit_engines.outputs import check_file
 
 if TYPE_CHECKING:
     from wavekit.results import GenerationResult
+    from wavekit.streams import GenerationStream
 
 
 @click.command()
@@ -97,16 +98,9 @@ def generate(
     echo "Once upon a time" | wavekit generate bundle --json
     """
     check_file(trace)
-    if exits is not None and "exits" not in speculate:
-        raise MisuseError("--exits says which exits propose, and none does here; add --speculate exits")
+    limits = {"depth": draft_depth, "top_k": draft_top_k, "tokens": draft_tokens, "nodes": nodes}
+    speculation = _speculation(speculate, exits, not no_decs, least_probability, limits)
     text = _prompt_text(prompt, file)
-    speculation = wavekit.Speculation(
-        speculate, draft_depth, draft_top_k, exits=exits, decs=not no_decs, least_probability=least_probability
-    )
-    if draft_tokens is not None:
-        speculation = dataclasses.replace(speculation, tokens=draft_tokens)
-    if nodes is not None:
-        speculation = dataclasses.replace(speculation, nodes=nodes)
     timeline = wavekit.Timeline() if trace is not None else None
     llm = wavekit.load(bundle, threads=threads, lanes=lanes, engine=engine, device=device)
     stream = llm.stream(
@@ -122,17 +116,29 @@ def generate(
         speculate=speculation,
         timeline=timeline,
     )
+    _tell(stream, as_json)
+    if timeline is not None and trace is not None:
+        write_file(trace, timeline.encode())
+    if stats:
+        click.echo(_told(stream.result), err=True)
+
+
+def _speculation(
+    mode: Mode, exits: tuple[int, ...] | None, decs: bool, least_probability: float, limits: dict[str, int | None]
+) -> wavekit.Speculation:
+    """How to speculate; limits that are None stay what they are by default."""
+    if exits is not None and "exits" not in mode:
+        raise MisuseError("--exits says which exits propose, and none does here; add --speculate exits")
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    return wavekit.Speculation(mode, exits=exits, decs=decs, least_probability=least_probability, **given)
+
+
+def _tell(stream: "GenerationStream", as_json: bool) -> None:
+    """The text piece by piece, or the whole result at its end."""
     for piece in stream:
         if not as_json:
             click.echo(piece, nl=False)
-    if timeline is not None and trace is not None:
-        write_file(trace, timeline.encode())
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(stream.result), ensure_ascii=False))
-    else:
-        click.echo()
-    if stats:
-        click.echo(_told(stream.result), err=True)
+    click.echo(json.dumps(dataclasses.asdict(stream.result), ensure_ascii=False) if as_json else "")
 
 
 def _told(result: "GenerationResult") -> str:
