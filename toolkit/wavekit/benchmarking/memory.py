@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from wavekit.benchmarking.openings import Openings, Place
+from wavekit.benchmarking.openings import Place
 from wavekit.profiles import Setting
 
 _STATUS = Path("/proc/self/status")
@@ -42,9 +42,19 @@ def peak_of_this_process() -> int | None:
 
 
 def _serve() -> None:
+    from wavekit.llm import load
+
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
-    llm = Openings(Path(asked.bundle), asked.place).get(asked.setting)
-    llm.generate(asked.prompt, max_new_tokens=asked.new_tokens, speculate=asked.setting.speculation)
+    setting, place = asked.setting, asked.place
+    llm = load(
+        asked.bundle,
+        threads=setting.threads,
+        lanes=setting.lanes,
+        check_hashes=False,  # the bench did
+        engine=place.engine,
+        device=place.device,
+    )
+    llm.generate(asked.prompt, max_new_tokens=asked.new_tokens, speculate=setting.speculation)
     sys.stdout.write(str(peak_of_this_process() or ""))
 
 
