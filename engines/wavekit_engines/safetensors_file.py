@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wavekit_engines import bfloat16
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError
 from wavekit_engines.plain_reads import digest_file, read_bytes
 
@@ -129,8 +130,4 @@ class SafetensorsFile:
 
 def _as_float32(data: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
     values = data.view(_NUMPY[dtype])
-    if dtype == "BF16":  # bfloat16 is the upper half of a float32
-        wide = values.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
-    return values.astype(np.float32, copy=False)
+    return bfloat16.widened(values) if dtype == "BF16" else values.astype(np.float32, copy=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wavekit_engines import bfloat16
 from wavekit_engines.draft_spec import StoredType
 from wavekit_engines.errors import CheckpointError, UnsupportedModelError, WavekitError
 
@@ -50,19 +51,12 @@ def to_float32(tensor: StoredTensor, name: str) -> NDArray[np.float32]:
         CheckpointError: some are not finite.
     """
     kind = stored_type(tensor, name)
-    values = widen(tensor.values) if kind == "bfloat16" else np.asarray(tensor.values, np.float32)
+    values = bfloat16.widened(tensor.values) if kind == "bfloat16" else np.asarray(tensor.values, np.float32)
     if not np.isfinite(values).all():
         raise CheckpointError(
             f"{name} holds numbers that are not finite: its training diverged, or the file is damaged"
         )
     return values
-
-
-def widen(values: NDArray[Any]) -> NDArray[np.float32]:
-    """bfloat16, as uint16, to float32: it is the upper half."""
-    wide = values.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
 
 
 def from_float32(values: NDArray[np.float32], kind: StoredType, name: str) -> StoredTensor:
@@ -73,9 +67,8 @@ def from_float32(values: NDArray[np.float32], kind: StoredType, name: str) -> St
     """
     with np.errstate(over="ignore"):
         if kind == "bfloat16":
-            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-            stored = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-            finite = np.isfinite(values).all() and np.isfinite(widen(stored)).all()
+            stored = bfloat16.rounded(values)
+            finite = np.isfinite(values).all() and np.isfinite(bfloat16.widened(stored)).all()
         else:
             stored = np.ascontiguousarray(values, np.float16 if kind == "float16" else np.float32)
             finite = np.isfinite(stored).all()

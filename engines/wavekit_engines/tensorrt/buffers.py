@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from wavekit_engines import bfloat16
 from wavekit_engines.bundle import TensorInfo
 from wavekit_engines.engine import Array
 from wavekit_engines.tensorrt.cuda import Cuda, Pinned, device_memory
@@ -25,22 +26,12 @@ def stored_dtype(dtype: str) -> str:
 
 def store(target: Array, array: Array | float, dtype: str) -> None:
     """Write numbers into an array of `stored_dtype`."""
-    target[...] = to_bfloat16(np.asarray(array, np.float32)) if dtype == _BFLOAT16 else array
+    target[...] = bfloat16.rounded(np.asarray(array, np.float32)) if dtype == _BFLOAT16 else array
 
 
 def loaded(array: Array, dtype: str) -> Array:
     """Numbers of an array of `stored_dtype`."""
-    if dtype != _BFLOAT16:
-        return array
-    numbers: Array = (array.astype(np.uint32) << 16).view(np.float32)
-    return numbers
-
-
-def to_bfloat16(array: Array) -> Array:
-    """float32 rounded to the nearest bfloat16, of two as near the even one; as its bits."""
-    bits = np.ascontiguousarray(array).view(np.uint32)
-    rounded: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).reshape(array.shape)
-    return rounded
+    return bfloat16.widened(array) if dtype == _BFLOAT16 else array
 
 
 class Rows:
