@@ -14,6 +14,7 @@ from tiny_models import save_tiny
 import wavekit
 from wavekit.backends import open_engines
 from wavekit.decoding.decoder import Decoder
+from wavekit.llm import LLM
 from wavekit_engines.bundle import open_bundle
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError
@@ -50,22 +51,34 @@ def numbers(bundle: Path, engine: str, device: str) -> dict[str, np.ndarray]:
     return tree_pass(Decoder(found.manifest, open_engines(found, engine, device, 1)))
 
 
-def test_torch_has_the_numbers_of_the_cpu(made: tuple[Path, str]) -> None:
-    bundle, precision = made
-    expected, found = numbers(bundle, "torch", "cpu"), numbers(bundle, "torch", "cuda")
+def assert_numbers_of_the_cpu(bundle: Path, engine: str, reference: str, tolerance: float) -> None:
+    expected, found = numbers(bundle, reference, "cpu"), numbers(bundle, engine, "cuda")
     for name, array in expected.items():
-        assert relative_error(found[name], array) < TOLERANCE[precision], name
+        assert relative_error(found[name], array) < tolerance, name
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("choice", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}], ids=["greedy", "sampled"])
-def test_torch_writes_the_same_in_every_mode(choice: dict[str, Any], lanes: int, made: tuple[Path, str]) -> None:
-    """Every pass but the first two of its kind is a replay of a recorded one."""
-    llm, prompt = wavekit.load(made[0], engine="torch", device="cuda", lanes=lanes), tokens(0, 70)
-    options = {"max_new_tokens": 60, "stop_token_ids": (), **choice}
+def assert_same_in_every_mode(llm: LLM, choice: dict[str, Any]) -> None:
+    prompt, options = tokens(0, 70), {"max_new_tokens": 60, "stop_token_ids": (), **choice}
     plain = llm.generate(prompt, speculate="off", **options).token_ids
     for way in WAYS:
         assert llm.generate(prompt, speculate=way, **options).token_ids == plain, way
+
+
+IN_LANES = pytest.mark.parametrize("lanes", [1, 2])
+CHOICES = pytest.mark.parametrize(
+    "choice", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}], ids=["greedy", "sampled"]
+)
+
+
+def test_torch_has_the_numbers_of_the_cpu(made: tuple[Path, str]) -> None:
+    assert_numbers_of_the_cpu(made[0], "torch", "torch", TOLERANCE[made[1]])
+
+
+@IN_LANES
+@CHOICES
+def test_torch_writes_the_same_in_every_mode(choice: dict[str, Any], lanes: int, made: tuple[Path, str]) -> None:
+    """Every pass but the first two of its kind is a replay of a recorded one."""
+    assert_same_in_every_mode(wavekit.load(made[0], engine="torch", device="cuda", lanes=lanes), choice)
 
 
 def test_texts_one_after_the_other_do_not_see_each_other(made: tuple[Path, str]) -> None:
@@ -95,9 +108,7 @@ def test_onnxruntime_with_cuda_has_the_numbers_of_the_cpu(made: tuple[Path, str]
             wavekit.load(bundle, device="cuda")
         return
     tolerance = 0.1 if precision == "int4" else TOLERANCE[precision]  # on the CPU activations are rounded to int8
-    expected, found = numbers(bundle, "onnxruntime", "cpu"), numbers(bundle, "onnxruntime", "cuda")
-    for name, array in expected.items():
-        assert relative_error(found[name], array) < tolerance, name
+    assert_numbers_of_the_cpu(bundle, "onnxruntime", "onnxruntime", tolerance)
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
@@ -114,22 +125,15 @@ def with_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 def test_tensorrt_has_the_numbers_of_the_cpu(with_engines: tuple[Path, str]) -> None:
-    bundle, precision = with_engines
-    expected, found = numbers(bundle, "torch", "cpu"), numbers(bundle, "tensorrt", "cuda")
-    for name, array in expected.items():
-        assert relative_error(found[name], array) < TENSORRT_TOLERANCE[precision], name
+    assert_numbers_of_the_cpu(with_engines[0], "tensorrt", "torch", TENSORRT_TOLERANCE[with_engines[1]])
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("choice", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}], ids=["greedy", "sampled"])
+@IN_LANES
+@CHOICES
 def test_tensorrt_writes_the_same_in_every_mode(
     choice: dict[str, Any], lanes: int, with_engines: tuple[Path, str]
 ) -> None:
-    llm, prompt = wavekit.load(with_engines[0], engine="tensorrt", lanes=lanes), tokens(0, 70)
-    options = {"max_new_tokens": 60, "stop_token_ids": (), **choice}
-    plain = llm.generate(prompt, speculate="off", **options).token_ids
-    for way in WAYS:
-        assert llm.generate(prompt, speculate=way, **options).token_ids == plain, way
+    assert_same_in_every_mode(wavekit.load(with_engines[0], engine="tensorrt", lanes=lanes), choice)
 
 
 def test_tensorrt_texts_do_not_see_each_other(with_engines: tuple[Path, str]) -> None:
