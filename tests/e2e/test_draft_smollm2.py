@@ -40,7 +40,7 @@ def draft(smollm2_checkpoint: Path) -> Draft:
 
 def exported(checkpoint: Path, draft: Draft, folder: Path, options: ExportOptions) -> LLM:
     export_bundle(open_checkpoint(str(checkpoint)), folder / "bundle", options)
-    return wavekit.load(folder / "bundle", threads=2)
+    return wavekit.load(folder / "bundle", threads=1)
 
 
 @pytest.fixture(scope="module")

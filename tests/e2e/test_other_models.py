@@ -27,7 +27,7 @@ def test_greedy_text_equals_transformers(name: str, request: pytest.FixtureReque
     for stages in (1, 2, 5, layers):
         bundle = tmp_path / str(stages)
         export_bundle(open_checkpoint(str(checkpoint)), bundle, ExportOptions(split=even_split(layers, stages)))
-        llm = wavekit.load(bundle, threads=2)
+        llm = wavekit.load(bundle, threads=1)
         prompts = [llm.encode(text) for text in TEXTS]
         written = [llm.generate(ids, max_new_tokens=NEW, stop_token_ids=()).token_ids for ids in prompts]
         if not texts:

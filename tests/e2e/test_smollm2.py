@@ -26,7 +26,7 @@ def model(smollm2_checkpoint: Path) -> transformers.PreTrainedModel:
 def staged(checkpoint: Path, folder: Path, stages: int) -> LLM:
     options = ExportOptions(split=even_split(LAYERS, stages), taps=(2, 15, 27))
     export_bundle(open_checkpoint(str(checkpoint)), folder / "bundle", options)
-    return wavekit.load(folder / "bundle", threads=2)
+    return wavekit.load(folder / "bundle", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,14 @@ def test_greedy_text_equals_transformers(llm: LLM, model, texts: list[tuple[int,
         assert_greedy(model, llm.encode(prompt), written)
 
 
+@pytest.mark.parametrize("tokens", [48, pytest.param(NEW, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stages", [2, 5, LAYERS])
-def test_any_number_of_stages_writes_the_same(stages: int, smollm2_checkpoint: Path, texts, tmp_path: Path) -> None:
+def test_any_number_of_stages_writes_the_same(
+    stages: int, tokens: int, smollm2_checkpoint: Path, texts, tmp_path: Path
+) -> None:
     cut = staged(smollm2_checkpoint, tmp_path, stages)
     for prompt, written in zip(PROMPTS, texts, strict=True):
-        assert cut.generate(prompt, max_new_tokens=NEW, stop_token_ids=()).token_ids == written
+        assert cut.generate(prompt, max_new_tokens=tokens, stop_token_ids=()).token_ids == written[:tokens]
 
 
 def test_text_and_stop_tokens_equal_what_generate_writes(llm: LLM, model) -> None:
