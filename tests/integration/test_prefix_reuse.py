@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_models import VOCABULARY
 
 import wavekit
 from wavekit import Speculation
+from wavekit.decoding.sequence_workers import SequenceWorkers
 from wavekit.llm import LLM
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError
@@ -60,6 +62,38 @@ def test_texts_are_those_of_a_run_without(kind: str, bundle: Path) -> None:
         if turn % 4 == 3:  # another chat that begins alike
             text = [*text[: draw.randint(20, 40)], *tokens(turn, 20)]
     assert reused > 60
+
+
+@pytest.mark.parametrize("kind", ["plain", "draft"])
+@pytest.mark.parametrize("count", [90, 20], ids=["the-prompt", "what-outgrows-its-tables"])
+def test_a_text_that_was_cancelled_while_it_ran_through_is_kept_as_far_as_it_came(
+    kind: str, count: int, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle if kind == "draft" else bundle.with_name("plain")
+    fresh, llm = wavekit.load(path, threads=1), wavekit.load(path, threads=1, prefix_memory=MEMORY)
+    options: dict[str, Any] = {"stop_token_ids": (), "speculate": DRAFTING if kind == "draft" else "off"}
+    prompt, through = tokens(7, count), SequenceWorkers.prefill
+
+    def cancelling(workers: SequenceWorkers, run: Sequence[int]) -> Iterator[Any]:
+        for chunk, rows in enumerate(through(workers, run, 13), 1):
+            if chunk == 2 and len(run) > 26:
+                stream.cancel()
+            yield rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceWorkers, "prefill", cancelling)
+        stream = llm.stream(prompt, max_new_tokens=30, **options)
+        written = [token for step in stream.steps() for token in step.token_ids]
+    if count == 20 and not any(rope.switch_length for rope in llm.decoder.spec.ropes.values()):
+        assert len(written) == 30
+        return
+    assert stream.result.finish_reason == "cancelled"
+    assert len(written) == max(33 - count, 0)
+    assert llm.statistics.running == 0
+    following = [*prompt, *written, *tokens(8, 15)]
+    again = llm.generate(following, max_new_tokens=10, **options)
+    assert 16 <= again.reused_tokens <= 26
+    assert again.token_ids == fresh.generate(following, max_new_tokens=10, **options).token_ids
 
 
 @pytest.fixture(scope="module")

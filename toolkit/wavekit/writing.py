@@ -95,11 +95,17 @@ class Writing:
 
     def _tick(self) -> list[int] | FinishReason:
         """Tokens of the next tick that commits any, or why there is none."""
-        if self.cancelled.is_set():
-            return "cancelled"
-        if self._job.due is not None and perf_counter() >= self._job.due:
-            return "deadline"
-        return next(self._ticks, "length")
+        tokens: list[int] = []
+        while not tokens:
+            if self.cancelled.is_set():
+                return "cancelled"
+            if self._job.due is not None and perf_counter() >= self._job.due:
+                return "deadline"
+            try:
+                tokens = next(self._ticks)
+            except StopIteration:
+                return "length"
+        return tokens
 
     def _take(self, tokens: list[int]) -> tuple[Step, FinishReason | None]:
         """Make text of a tick's tokens, up to one that ends it."""

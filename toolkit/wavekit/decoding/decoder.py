@@ -68,9 +68,10 @@ class Decoder:
     ) -> Generator[list[int], None, None]:
         """Yield committed tokens, tick by tick, until ``max_new_tokens``, one of ``ends`` or the end of the context.
 
-        The caller ends a text early by closing the iterator. ``choose`` is called once a position, in order; None is
-        greedy choice, for which the head need not give every logit. What is proposed (see `speculator`) changes only
-        how many passes the same text takes; at most ``nodes`` are explored at a time.
+        Between the chunks of a long prompt it yields empty lists, so that the caller, who ends a text early by closing
+        the iterator, can do so there. ``choose`` is called once a position, in order; None is greedy choice, for which
+        the head need not give every logit. What is proposed (see `speculator`) changes only how many passes the same
+        text takes; at most ``nodes`` are explored at a time.
 
         Raises:
             MisuseError: an empty prompt, or a token id outside the vocabulary.

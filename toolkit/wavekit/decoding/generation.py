@@ -6,7 +6,7 @@ for every anchor is EAGLE-3, several with exits are DEX. Proposals only ever sav
 choice made from the final logits of the committed prefix. Token ids only: no text, no files.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -111,18 +111,22 @@ class Generation:
         self._draft_seconds = 0.0
 
     def ticks(self) -> Iterator[list[int]]:
-        """Yield the tokens each tick commits; ticks that commit nothing yield nothing."""
+        """Yield the tokens each tick commits; ticks that commit nothing yield nothing.
+
+        Between the chunks of a long prompt an empty list is yielded: there, too, the text can be ended.
+        """
         stats, workers, start = self._stats, self._workers, perf_counter()
         self._reset(switches_to_long(self._spec, len(self._tokens)))
         if self._prefixes is not None:
             stats.reused = self._prefixes.restore(workers, self._tokens)
-        committed = self._commit(self._prefill())
+        committed = self._commit((yield from self._prefill()))
         stats.prefill_seconds = perf_counter() - start
         stats.exploration.commits.clear()  # no tick brought the first token
         self._engine_seconds, self._draft_seconds = -workers.engine_seconds, -workers.draft_seconds
         yield committed
         while self._room > 0:
-            committed = self._tick()
+            outgrown = not self._long and switches_to_long(self._spec, len(self._tokens))
+            committed = (yield from self._start_over_long()) if outgrown else self._tick()
             stats.ticks += 1
             stats.decode_engine_seconds = self._engine_seconds + workers.engine_seconds
             stats.draft_engine_seconds = self._draft_seconds + workers.draft_seconds
@@ -131,9 +135,10 @@ class Generation:
                 yield committed
 
     def remember(self) -> None:
-        """Keep the text for those that begin like it; between ticks, and not before the first."""
-        if self._prefixes is not None and len(self._tokens) > self._prompt_length:
-            self._prefixes.store(self._workers, self._tokens, self._prompt_length)
+        """Keep as much of the text as has run for those that begin like it; where `ticks` has yielded or ended."""
+        if self._prefixes is not None:
+            run = self._workers.stages[0].length
+            self._prefixes.store(self._workers, self._tokens[: run + 1], self._prompt_length)
 
     def _reset(self, long: bool) -> None:
         """Forget what has run; the time it took stays counted."""
@@ -142,12 +147,15 @@ class Generation:
         self._long = long
         self._workers.reset(long, len(self._tokens))
 
-    def _prefill(self) -> dict[Node, Said]:
+    def _prefill(self) -> Generator[list[int], None, dict[Node, Said]]:
         """Run the text so far; what the target says after it belongs to the anchor of a new lattice."""
-        for rows in self._workers.prefill(self._tokens[self._workers.stages[0].length :]):
+        first = self._workers.stages[0]
+        for rows in self._workers.prefill(self._tokens[first.length :]):
             hidden = rows
             if self._speculator is not None:
                 self._speculator.follow(self._tokens)
+            if first.length < len(self._tokens):
+                yield []
         last, stages = len(self._tokens) - 1, len(self._workers.stages)
         self._lattice = Lattice(stages, self._tokens[-1], last, [last] * stages)
         return {self._lattice.anchor: self._said(hidden[-1:])[0]}
@@ -157,8 +165,6 @@ class Generation:
         return self._workers.logits(hidden) if self._choose is not None else self._workers.best(hidden)
 
     def _tick(self) -> list[int]:
-        if not self._long and switches_to_long(self._spec, len(self._tokens)):
-            return self._start_over_long()
         self._propose()
         passes = self._passes()
         for one in passes:
@@ -276,9 +282,9 @@ class Generation:
         if self._stats.timeline is not None:
             self._stats.timeline.mark("commits", f"{len(committed)} tokens", perf_counter(), tokens=committed)
 
-    def _start_over_long(self) -> list[int]:
+    def _start_over_long(self) -> Generator[list[int], None, list[int]]:
         """The text has outgrown the short rotary tables: run it again with the long ones, as transformers does."""
         self._reset(True)
         self._asked = None
         self._stats.exploration.explored += 1  # the anchor, which runs with the text before it
-        return self._commit(self._prefill())
+        return self._commit((yield from self._prefill()))
