@@ -106,6 +106,18 @@ def test_min_tokens_keeps_stop_tokens_out_at_first(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {**SAMPLED, "seed": 3}], ids=["greedy", "sampled"])
+def test_additions_to_logits_are_lossless_and_keep_out_what_they_should(options: dict[str, Any], llm: LLM) -> None:
+    options = {"max_new_tokens": 40, "stop_token_ids": (), **options}
+    usual = llm.generate("Hello", speculate="off", **options)
+    banned = dict.fromkeys({*usual.token_ids[:10]}, -100.0)
+    options |= {"frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": banned}
+    plain = llm.generate("Hello", speculate="off", **options)
+    assert llm.generate("Hello", speculate=DRAFTING, **options).token_ids == plain.token_ids
+    assert not banned.keys() & {*plain.token_ids}
+    assert len({*plain.token_ids}) > len({*usual.token_ids})
+
+
+@pytest.mark.parametrize("options", [{}, {**SAMPLED, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "shape", [{"json_schema": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"regex": "(ab|c){1,9}[0-9]{3,9}!"}]
 )

@@ -124,6 +124,16 @@ def test_a_seed_gives_the_same_text_again(client: openai.OpenAI) -> None:
     assert text() != text()
 
 
+def test_penalties_and_biases_are_those_of_the_bundle(client: openai.OpenAI, llm: LLM) -> None:
+    changes: Any = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
+    bias = dict.fromkeys(expected(llm).token_ids[:3], -100.0)
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, **OPTIONS, **changes, logit_bias={str(token): -100 for token in bias}
+    )
+    result = expected(llm, **changes, logit_bias=bias)
+    assert answer.choices[0].message.content == result.text != expected(llm).text
+
+
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
     shape: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=shape)

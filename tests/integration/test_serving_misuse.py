@@ -114,7 +114,10 @@ def test_the_client_closes_its_stream(client: openai.OpenAI, server: Server, llm
         ({"messages": MESSAGES, "n": 44}, "n"),  # more than may be there
         ({"messages": MESSAGES, "tools": [{}]}, "tools"),
         ({"messages": MESSAGES, "guided_regex": "a*"}, "guided_regex"),
-        ({"messages": MESSAGES, "logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": MESSAGES, "logit_bias": {"5": "much"}}, "logit_bias.5"),
+        ({"messages": MESSAGES, "logit_bias": {"5": 101}}, None),
+        ({"messages": MESSAGES, "logit_bias": {"5000": 1}}, None),
+        ({"messages": MESSAGES, "presence_penalty": -2.5}, "presence_penalty"),
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": MESSAGES, "stream_options": {}}, "stream_options"),
         ({"messages": MESSAGES, "stop": ["x"] * 17}, "stop"),

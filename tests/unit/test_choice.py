@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavekit.choice import TargetChoice, token_logprobs
+from wavekit.choice import Additions, TargetChoice, token_logprobs
 from wavekit.decoding.sampling import Sampler, SamplingParams
 
 VOCABULARY = 8
@@ -62,3 +62,24 @@ def test_stop_tokens_wait_and_a_shape_masks_without_touching_the_logits(params: 
     assert [entry.token_id for entry in choice.record] == chosen
     assert all(entry.best[0][0] == VOCABULARY - 1 for entry in choice.record)  # the model's own, not the masked
     assert (logits == before).all()
+
+
+@given(
+    st.lists(st.lists(st.integers(-12, 12), min_size=VOCABULARY, max_size=VOCABULARY), min_size=1, max_size=12),
+    st.sampled_from([-2.0, -0.5, 0.0, 0.5, 1.25]),
+    st.sampled_from([-1.0, 0.0, 0.75, 2.0]),
+    st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -0.25, 3.0, 100.0])),
+)
+def test_what_was_written_is_penalised_as_the_api_defines_it(
+    rows: list[list[int]], frequency: float, presence: float, bias: dict[int, float]
+) -> None:
+    additions = Additions(VOCABULARY, bias, frequency, presence)
+    choice = TargetChoice(Sampler(SamplingParams(), VOCABULARY), [1, 2, 2], additions=additions)
+    written: list[int] = []
+    for position, row in enumerate(rows, 3):
+        expected = [
+            logit + bias.get(token, 0) - written.count(token) * frequency - (token in written) * presence
+            for token, logit in enumerate(row)
+        ]
+        written.append(choice(np.array(row, np.float32), position))
+        assert written[-1] == expected.index(max(expected))

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wavekit.backends import open_engines
-from wavekit.choice import TargetChoice
+from wavekit.choice import Additions, TargetChoice
 from wavekit.decoding.decoder import Decoder
 from wavekit.decoding.sampling import Sampler
 from wavekit.decoding.speculation import Speculation
@@ -203,14 +203,17 @@ class LLM:
             if self._grammars is None:
                 raise MisuseError("this bundle has no tokenizer, so json_schema and regex cannot be followed")
             constraint = self._grammars.shape(options.json_schema, options.regex, ends)
-        plain = constraint is None and options.logprobs is None and not options.min_tokens
+        vocabulary = self.manifest.decoder.vocab_size
+        additions = _additions(options, vocabulary) if options.adds else None
+        plain = constraint is None and additions is None and options.logprobs is None and not options.min_tokens
         if plain and options.sampling.is_argmax:
             return None
         return TargetChoice(
-            Sampler(options.sampling, self.manifest.decoder.vocab_size),
+            Sampler(options.sampling, vocabulary),
             prompt,
             ends=ends,
             min_tokens=options.min_tokens,
+            additions=additions,
             constraint=constraint,
             logprobs=options.logprobs,
         )
@@ -271,6 +274,13 @@ def load(
     lanes = min(setting.lanes, len(engines.stages))
     decoder = Decoder(bundle.manifest, engines, lanes, prefix_memory, concurrency)
     return LLM(decoder.manifest, decoder, tokenizer, concurrency, setting.speculation)
+
+
+def _additions(options: GenerationOptions, vocabulary: int) -> Additions:
+    outside = [token for token in options.logit_bias if not 0 <= token < vocabulary]
+    if outside:
+        raise MisuseError(f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocabulary}")
+    return Additions(vocabulary, options.logit_bias, options.frequency_penalty, options.presence_penalty)
 
 
 def _check_count(name: str, count: object) -> None:

@@ -5,7 +5,8 @@ their defaults, checked. Knows nothing of engines, tokenizers or the bundle.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from wavekit.decoding.sampling import SamplingParams
@@ -27,6 +28,9 @@ class Options(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
     seed: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int] | None
@@ -50,6 +54,9 @@ class GenerationOptions:
         top_p: keep the most likely tokens that together reach this probability.
         min_p: keep tokens at least this likely relative to the most likely one.
         repetition_penalty: above 1 discourages tokens of the prompt and the text so far.
+        frequency_penalty: subtracted from a token's logit each time it has been written, -2 to 2.
+        presence_penalty: subtracted once it has been written, -2 to 2.
+        logit_bias: added to the logits of tokens by id, -100 to 100.
         seed: the draw for a position depends on seed and position only.
         stop: the text ends before any of these strings.
         stop_token_ids: tokens that end the text; None: those the checkpoint names.
@@ -71,6 +78,9 @@ class GenerationOptions:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] | None = None
@@ -83,6 +93,14 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         _ = self.sampling  # checks what is its own
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check_real(name, getattr(self, name), 2)
+        if not isinstance(self.logit_bias, Mapping) or not all(
+            isinstance(token, Integral) for token in self.logit_bias
+        ):
+            raise MisuseError(f"logit_bias is {self.logit_bias!r}; it must be a mapping of token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _check_real(f"logit_bias of token {token}", bias, 100)
         _check_integer("max_new_tokens", self.max_new_tokens, 1)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_new_tokens)
         if self.logprobs is not None:
@@ -101,6 +119,11 @@ class GenerationOptions:
         return self.json_schema is not None or self.regex is not None
 
     @property
+    def adds(self) -> bool:
+        """Whether something is added to logits."""
+        return bool(self.logit_bias) or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
     def sampling(self) -> SamplingParams:
         """How a token is chosen from its logits."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty, self.seed)
@@ -115,6 +138,11 @@ def _check_integer(name: str, value: object, least: int, most: int | None = None
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"from {least} up" if most is None else f"from {least} to {most}"
         raise MisuseError(f"{name} is {value!r}; it must be an integer {bounds}")
+
+
+def _check_real(name: str, value: object, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) <= most:
+        raise MisuseError(f"{name} is {value!r}; it must be a number from {-most} to {most}")
 
 
 def _check_seconds(name: str, value: object) -> None:

@@ -18,11 +18,8 @@ from wavekit.serving.errors import ApiError
 _MOST_STOPS = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -86,6 +83,9 @@ class Body(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = None
     stop: str | list[str] | None = None
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[int, float] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     top_k: int = Field(0, ge=-1)
@@ -166,6 +166,9 @@ class Body(BaseModel):
             "top_k": max(self.top_k, 0),
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "logit_bias": self.logit_bias or {},
             "seed": secrets.randbits(63) if self.seed is None else self.seed % 2**64,
             "stop": stops,
             "stop_token_ids": [] if self.ignore_eos else sorted(ends),
