@@ -152,16 +152,18 @@ class SafetensorsCheckpoint:
 def open_shards(folder: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
     """The weight files of a folder, and which of them holds which tensor.
 
+    As in transformers, ``model.safetensors`` counts before an index: one that was saved over shards leaves theirs.
+
     Raises:
         CheckpointError: a file is damaged or missing, or the index and the files contradict each other.
         UnsupportedModelError: there are only pickled weights.
     """
     index = folder / _INDEX
-    if not index.exists():
-        if not (folder / _SINGLE).exists():
-            raise _no_weights(folder)
+    if (folder / _SINGLE).exists():
         file = SafetensorsFile(folder / _SINGLE)
         return [file], dict.fromkeys(file.names(), file)
+    if not index.exists():
+        raise _no_weights(folder)
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(shard, str) for shard in listed.values()):
         raise CheckpointError(f"{index} has no weight_map: download it again")

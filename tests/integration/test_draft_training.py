@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,22 @@ def test_an_untrained_head_scores_as_the_target_does_on_its_deepest_state(model:
     np.testing.assert_allclose(draft.weights["head"], rows[d2t + np.arange(30)], rtol=1e-6)
     taps = np.arange(2 * spec.hidden_size, dtype=np.float32)
     np.testing.assert_array_equal(draft.weights["fc"] @ taps, taps[spec.hidden_size :])
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 2.0, "type": "yarn"}]
+)
+def test_a_head_turns_as_its_target_does_whatever_its_configuration_calls_that(
+    scaling: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "older")
+    config = json.loads((model / "config.json").read_text())
+    config = {**config, "rope_parameters": None, "rope_scaling": scaling, "rope_theta": 500.0}
+    (tmp_path / "older" / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(str(tmp_path / "older"))
+    spec = decoder_spec(checkpoint.config)
+    draft = untrained_draft(checkpoint, spec, (2, 5), choose_vocabulary(TEXTS, spec.vocab_size, 30), seed=0)
+    assert draft.spec.rope == spec.ropes["full_attention"]
 
 
 def test_the_draft_vocabulary_is_what_occurs_most() -> None:

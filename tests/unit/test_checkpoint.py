@@ -218,6 +218,14 @@ def test_a_damaged_header_is_found_when_opened(folder, header):
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize("shards_remain", [True, False])
+def test_weights_in_one_file_count_before_an_index_that_older_shards_left(sharded, shards_remain):
+    safetensors_writer.write(sharded / "model.safetensors", {"a": -A, "b": -B})
+    if not shards_remain:
+        (sharded / "one.safetensors").unlink()
+    np.testing.assert_array_equal(open_checkpoint(sharded).rows("a", 0, 6), -A)
+
+
 def test_a_shard_the_index_names_but_is_missing(sharded):
     (sharded / "two.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"two\.safetensors is missing"):

@@ -124,7 +124,7 @@ def _rope_parameters(checkpoint: Checkpoint) -> dict[str, object]:
     config = checkpoint.config
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     given = dict(given.get("full_attention", given))
-    kind = given.pop("type", None) or given.get("rope_type") or "default"
+    kind = given.get("rope_type") or given.get("type")
     theta = given.get("rope_theta", config.get("rope_theta", 10_000.0))
     given.pop("partial_rotary_factor", None)
     return normalized_rope({"rope_theta": theta} if kind in ("longrope", "su") else {**given, "rope_theta": theta})
