@@ -112,7 +112,7 @@ def test_the_loss_is_the_soft_cross_entropy_position_by_position(model: Path, st
                     continue
                 probabilities = target[tokens].softmax(-1)
                 scores = head.scores(states[step])[0, row].log_softmax(-1)
-                terms[step].append(float(-(probabilities * scores).sum()))
+                terms[step].append(-(probabilities * scores).sum().item())
     expected = sum(0.8**step * np.mean(values) for step, values in enumerate(terms))
     assert float(found) == pytest.approx(expected, rel=2e-3)
 
