@@ -114,7 +114,7 @@ def test_the_loss_is_the_soft_cross_entropy_position_by_position(model: Path, st
                 scores = head.scores(states[step])[0, row].log_softmax(-1)
                 terms[step].append(-(probabilities * scores).sum().item())
     expected = sum(0.8**step * np.mean(values) for step, values in enumerate(terms))
-    assert float(found) == pytest.approx(expected, rel=2e-3)
+    assert found.item() == pytest.approx(expected, rel=2e-3)
 
 
 def test_an_untrained_head_scores_as_the_target_does_on_its_deepest_state(model: Path) -> None:
