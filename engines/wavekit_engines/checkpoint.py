@@ -216,7 +216,8 @@ def _download(repo_id: str) -> Path:
         ) from error
     patterns = ["config.json", _INDEX, "*.safetensors", *TOKENIZER_FILES]
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns))
+        # Mistral's repositories hold all weights a second time, in a layout of their own.
+        return Path(snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=["consolidated*"]))
     except Exception as error:
         # The hub's client raises errors of its own, of its HTTP library, and of the cache; all mean the same here.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

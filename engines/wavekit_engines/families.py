@@ -178,7 +178,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma2": Family(
         _GEMMA_2,
-        {"hidden_act": None},
+        {"hidden_act": None, "sliding_window_size": None},
         activation="hidden_activation",
         norm_placement="sandwich",
         norm_offset=1.0,
@@ -310,18 +310,36 @@ def _layers(family: Family, reader: ConfigReader) -> tuple[LayerSpec, ...]:
     )
 
 
+def full_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary parameters of layers with full attention, as `rope.scaled_rope` takes them.
+
+    Args:
+        config: a configuration that `decoder_spec` takes.
+    """
+    config = _text_part(config)
+    family = FAMILIES[config["model_type"]]
+    return _rope_parameters(family, ConfigReader(config, family.defaults))[FULL]
+
+
 def _ropes(family: Family, reader: ConfigReader, head_dim: int) -> dict[str, RopeSpec]:
+    max_positions = reader.integer("max_position_embeddings")
+    return {
+        kind: scaled_rope(parameters, head_dim, max_positions)
+        for kind, parameters in _rope_parameters(family, reader).items()
+    }
+
+
+def _rope_parameters(family: Family, reader: ConfigReader) -> dict[str, dict[str, Any]]:
     """The rope of each kind of layer, from either spelling of the configuration.
 
     Up to version 4 transformers writes ``rope_theta`` and ``rope_scaling``, since then one dictionary
     ``rope_parameters``, which for some families holds such a dictionary for each kind of layer. Where both are there,
     ``rope_scaling`` wins.
     """
-    max_positions = reader.integer("max_position_embeddings")
     scaling, parameters = reader.mapping("rope_scaling"), reader.mapping("rope_parameters")
     theta = reader.number("rope_theta")
     if not family.rope_per_layer_type:
-        return {FULL: scaled_rope(_shared_rope(family, reader, scaling or parameters, theta), head_dim, max_positions)}
+        return {FULL: _shared_rope(family, reader, scaling or parameters, theta)}
     strange = [key for key, value in parameters.items() if value and key not in (SLIDING, FULL)]
     if strange:
         raise UnsupportedModelError(f"rope_parameters has {strange[0]} where only {SLIDING} and {FULL} are understood")
@@ -330,12 +348,8 @@ def _ropes(family: Family, reader: ConfigReader, head_dim: int) -> dict[str, Rop
     thetas = {FULL: theta, SLIDING: reader.number("rope_local_base_freq")}
     scalings = {FULL: scaling, SLIDING: {}}
     return {
-        kind: scaled_rope(
-            _named(
-                {"rope_theta": thetas[kind], **(parameters.get(kind) or {}), **scalings[kind]}, family, partial=False
-            ),
-            head_dim,
-            max_positions,
+        kind: _named(
+            {"rope_theta": thetas[kind], **(parameters.get(kind) or {}), **scalings[kind]}, family, partial=False
         )
         for kind in thetas
     }

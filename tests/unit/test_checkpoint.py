@@ -265,3 +265,21 @@ def test_a_repository_that_cannot_be_fetched_is_one_clear_line(tmp_path, monkeyp
     with pytest.raises(MisuseError, match="nobody/nothing is no path here and cannot be fetched") as caught:
         open_checkpoint("nobody/nothing")
     assert "\n" not in str(caught.value)
+
+
+def test_a_repository_is_fetched_without_the_weights_it_holds_a_second_time(folder, monkeypatch):
+    """Mistral's have them as ``consolidated.safetensors`` too, in its own layout."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    there = ["config.json", "consolidated.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json"]
+    fetched = []
+
+    def snapshot_download(repo_id, *, allow_patterns, ignore_patterns=None):
+        fetched.extend(filter_repo_objects(there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(folder)
+    assert open_checkpoint("mistralai/Mistral-7B-Instruct-v0.3").names() == ["a", "b"]
+    assert fetched == ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json"]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from wavekit_engines.families import decoder_spec
+from wavekit_engines.families import decoder_spec, full_rope
+from wavekit_engines.rope import scaled_rope
 
 SHAPE = {
     "vocab_size": 1000,
@@ -86,6 +87,12 @@ PUBLISHED = {
         **{"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "query_pre_attn_scalar": 256},
         **{"rope_theta": 10000.0, "sliding_window": 4096, "pad_token_id": 0},
     },
+    "gemma-2-9b-it": {
+        **{"model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "head_dim": 256},
+        **{"cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh"},
+        **{"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "query_pre_attn_scalar": 256},
+        **{"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096, "pad_token_id": 0},
+    },
     "gemma-3-1b-it": {
         **{"model_type": "gemma3_text", "attention_bias": False, "attn_logit_softcapping": None, "head_dim": 256},
         **{"cache_implementation": "hybrid", "final_logit_softcapping": None, "query_pre_attn_scalar": 256},
@@ -103,27 +110,34 @@ def test_nothing_in_it_is_refused(name):
     assert spec.max_positions == PUBLISHED[name]["max_position_embeddings"]
 
 
+GEMMA_3_4B = {
+    **{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16"},
+    **{"boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106]},
+    **{"image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256},
+    "text_config": {
+        **{"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text"},
+        **{"num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        "sliding_window": 1024,
+    },
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+
+
 def test_gemma_3_4b_leaves_most_of_its_shape_to_the_defaults():
-    spec = decoder_spec(
-        {
-            **{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16"},
-            **{"boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106]},
-            **{"image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256},
-            "text_config": {
-                **{"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text"},
-                **{"num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
-                "sliding_window": 1024,
-            },
-            "transformers_version": "4.50.0.dev0",
-            "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
-        }
-    )
+    spec = decoder_spec(GEMMA_3_4B)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262208)
     assert spec.tied_head
     assert spec.max_positions == 131072
     assert [layer.window for layer in spec.layers[:6]] == [1024] * 5 + [None]
     assert spec.ropes["full_attention"].inv_freq[0] == 1 / 8
     assert spec.ropes["sliding_attention"].inv_freq[0] == 1
+
+
+def test_the_rope_of_gemma_3_4b_in_words_gives_its_frequencies():
+    spec, rope = decoder_spec(GEMMA_3_4B), full_rope(GEMMA_3_4B)
+    assert (rope["rope_type"], rope["factor"], rope["rope_theta"]) == ("linear", 8.0, 1_000_000)
+    assert scaled_rope(rope, spec.head_dim, spec.max_positions) == spec.ropes["full_attention"]
 
 
 def test_windows_of_the_published_phi_models():

@@ -6,6 +6,7 @@ has no counterpart for, the attention's view of the embedding, starts as small n
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from wavekit_engines.decoder_spec import DecoderSpec
 from wavekit_engines.draft_formats import normalized_rope
 from wavekit_engines.draft_spec import Draft, DraftSpec
 from wavekit_engines.errors import MisuseError
+from wavekit_engines.families import full_rope
 from wavekit_engines.rope import scaled_rope
 from wavekit_engines.weights import DecoderWeights
 
@@ -119,12 +121,9 @@ def _layer_weights(
     }
 
 
-def _rope_parameters(checkpoint: Checkpoint) -> dict[str, object]:
+def _rope_parameters(checkpoint: Checkpoint) -> dict[str, Any]:
     """The target's rotary parameters for its full attention; longrope's two tables become the plain one."""
-    config = checkpoint.config
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    given = dict(given.get("full_attention", given))
-    kind = given.get("rope_type") or given.get("type")
-    theta = given.get("rope_theta", config.get("rope_theta", 10_000.0))
-    given.pop("partial_rotary_factor", None)
-    return normalized_rope({"rope_theta": theta} if kind in ("longrope", "su") else {**given, "rope_theta": theta})
+    given = full_rope(checkpoint.config)
+    if given["rope_type"] == "longrope":
+        given = {"rope_theta": given["rope_theta"]}
+    return normalized_rope({**given, "partial_rotary_factor": None})
