@@ -33,6 +33,7 @@ from wavekit_calibration.summary import Findings, Origin, summarise
 from wavekit_calibration.texts import EncodedPrompts, complete_texts, encode_prompts
 from wavekit_calibration.token_filter import keep_tokens
 from wavekit_calibration.writer import Writer, transformers_writer
+from wavekit_engines.atomic import held
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.errors import MisuseError
 
@@ -94,18 +95,19 @@ def _calibrate(job: Job, progress: Progress, make_writer: WriterFactory, begun: 
 
     _make_folder(job.out)
     origin = Origin(checkpoint.name, checkpoint.digest(), job.prompts, job.prompts.sha256, job.command)
-    state = RunState(job.out / "state", _key(origin, job.measure), job.unfinished)
-    writer = make_writer(decoder)
-    texts = complete_texts(encoded, job.measure, tokenizer, writer, state, progress)
-    sample = _sample(texts, job.measure)
-    lens_slots = np.sort(sample.order[: job.measure.readiness_tokens])
-    arrays = measure(decoder, texts, sample, lens_slots, state, job.measure.batch_size, progress)
-    findings = _analyse(job, decoder, costs, encoded, texts, sample, arrays, progress)
-    calibration, matrices = summarise(decoder, origin, findings, job.measure, job.select, time.monotonic() - begun)
-    calibration.save(job.out, matrices)
-    write_report(calibration, matrices, job.out)
-    state.remove()
-    return load_calibration(job.out)
+    with held(job.out):
+        state = RunState(job.out / "state", _key(origin, job.measure), job.unfinished)
+        writer = make_writer(decoder)
+        texts = complete_texts(encoded, job.measure, tokenizer, writer, state, progress)
+        sample = _sample(texts, job.measure)
+        lens_slots = np.sort(sample.order[: job.measure.readiness_tokens])
+        arrays = measure(decoder, texts, sample, lens_slots, state, job.measure.batch_size, progress)
+        findings = _analyse(job, decoder, costs, encoded, texts, sample, arrays, progress)
+        calibration, matrices = summarise(decoder, origin, findings, job.measure, job.select, time.monotonic() - begun)
+        calibration.save(job.out, matrices)
+        write_report(calibration, matrices, job.out)
+        state.remove()
+        return load_calibration(job.out)
 
 
 def _analyse(

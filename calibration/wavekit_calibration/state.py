@@ -12,6 +12,7 @@ way of the model: the system writes their pages back when memory is short.
 Knows arrays and token ids, no models.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from wavekit_engines.atomic import write_file
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.errors import MisuseError, WavekitError
 
 Unfinished = Literal["refuse", "resume", "restart"]
 """What to do with an unfinished run that is found."""
@@ -116,13 +117,19 @@ class RunState:
             os.fsync(stream.fileno())
 
     def arrays(self, sampled: int, for_lens: int, boundaries: int, width: int) -> MeasuredArrays:
-        """Return the arrays of the pass, as they are on disk if batches are in them, else new ones."""
+        """Return the arrays of the pass, as they are on disk if batches are in them, else new ones.
+
+        Raises:
+            WavekitError: the disk is too small.
+        """
 
         def array(name: str, shape: tuple[int, ...], kind: str) -> Any:
             file = self._folder / f"{name}.npy"
             if self.measured and file.is_file():
                 return np.load(file, mmap_mode="r+")
-            return open_memmap(str(file), mode="w+", dtype=kind, shape=shape)
+            made = open_memmap(str(file), mode="w+", dtype=kind, shape=shape)
+            _reserve(file)
+            return made
 
         return MeasuredArrays(
             array("rows", (sampled, boundaries, width), "float32"),
@@ -144,6 +151,21 @@ class RunState:
     def remove(self) -> None:
         """Delete the folder: the run is complete."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reserve(file: Path) -> None:
+    """Take a mapped file's room on the disk now: on a full one, writing to a mapping kills the process."""
+    size = file.stat().st_size
+    try:
+        with file.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+    except (OSError, AttributeError) as error:  # not every system and file system can
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            file.unlink()
+            raise WavekitError(
+                f"the disk of {file.parent} has no room for the {size / 1e6:.1f} MB that are measured; what is done is "
+                "kept: make room, and give the same command with --resume to go on"
+            ) from None
 
 
 def _write_json(file: Path, content: Any) -> None:

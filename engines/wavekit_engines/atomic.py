@@ -66,7 +66,7 @@ def atomic_update(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Pa
     """
     folder = Path(os.path.abspath(folder))
     partial = folder / f".partial-{secrets.token_hex(4)}"
-    with _held(folder):
+    with held(folder):
         for leftover in folder.glob(".partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
@@ -83,14 +83,20 @@ def atomic_update(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Pa
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes from changing the directory in the same way."""
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing a directory that they hold in the same way.
+
+    Raises:
+        MisuseError: another process holds it.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MisuseError(f"another process is changing {folder}; wait until it is done") from None
+        except OSError:
+            pass  # a network's file system without locks
         yield
     finally:
         os.close(handle)

@@ -1,6 +1,7 @@
 """Calibrations of tiny models from end to end: files, determinism, interruption, resumption, misuse."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -29,8 +30,9 @@ from wavekit_calibration.prompts import Message, Prompt, PromptFile
 from wavekit_calibration.result import Calibration, load_calibration
 from wavekit_calibration.sample import sample_positions
 from wavekit_calibration.settings import SelectSettings
+from wavekit_calibration.state import Unfinished
 from wavekit_calibration.writer import Writer, transformers_writer
-from wavekit_engines.errors import MisuseError
+from wavekit_engines.errors import MisuseError, WavekitError
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,33 @@ def test_an_unfinished_run_is_neither_lost_nor_mixed(model: Path, tmp_path: Path
     # what is chosen from the measurement may differ
     assert len(calibrate(job(model, tmp_path, unfinished="resume", size=3)).boundaries) == 3
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("unfinished", ["resume", "restart"])
+def test_a_run_that_still_goes_on_in_another_process_is_let_alone(
+    unfinished: Unfinished, model: Path, whole: tuple[Calibration, Path], tmp_path: Path
+) -> None:
+    def try_again(what: str, done: int, total: int) -> None:
+        if what == "writing answers" and done == 2:
+            with pytest.raises(MisuseError, match="another process is changing"):
+                calibrate(job(model, tmp_path, unfinished=unfinished))
+
+    assert findings(calibrate(job(model, tmp_path), try_again)) == findings(whole[0])
+
+
+def test_a_disk_without_room_for_the_states_is_told_before_they_are_measured(
+    model: Path, whole: tuple[Calibration, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WavekitError, match="has no room for") as refused:
+        calibrate(job(model, tmp_path))
+    monkeypatch.undo()
+    assert refused.value.exit_code == 1
+    assert sorted(file.name for file in (tmp_path / "state").iterdir()) == ["answers.jsonl", "key.json"]
+    assert findings(calibrate(job(model, tmp_path, unfinished="resume"))) == findings(whole[0])
 
 
 def test_a_writer_that_is_handed_in_is_used(model: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from wavekit_calibration.training.draft_head import DraftHead
 from wavekit_calibration.training.draft_loss import Acceptance, Teacher, batch_loss
 from wavekit_calibration.training.draft_start import choose_vocabulary, untrained_draft
 from wavekit_calibration.training.draft_texts import split_held_out
+from wavekit_engines.atomic import held
 from wavekit_engines.checkpoint import open_checkpoint
 from wavekit_engines.draft_formats import read_draft
 from wavekit_engines.errors import MisuseError, WavekitError
@@ -254,6 +255,24 @@ def test_an_interrupted_run_ends_with_the_same_head(
     once, resumed = (read_draft(folder / "draft") for folder in (finished[0], tmp_path / "run"))
     for role, values in once.weights.items():
         np.testing.assert_allclose(resumed.weights[role], values, rtol=1e-3, atol=1e-5, err_msg=role)
+
+
+def test_a_run_that_still_goes_on_in_another_process_is_let_alone(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with held(tmp_path):
+        refused = run(model, "-o", tmp_path, "--taps", "1,3,5", *QUICK, "--restart").exception
+    assert isinstance(refused, MisuseError)
+    assert "another process is changing" in str(refused)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_states_that_a_full_disk_does_not_take_are_one_line_and_no_file(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, (1,))
+    (tmp_path / "0.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(WavekitError, match="its disk may be full") as refused:
+        store.save(0, torch.zeros(4, 1, 8), torch.zeros(3, 8), torch.zeros(3, dtype=torch.long))
+    assert "\n" not in str(refused.value)
+    assert os.listdir(tmp_path) == []
 
 
 def test_two_processes_share_the_steps(model: Path, finished: tuple[Path, Result], tmp_path: Path) -> None:

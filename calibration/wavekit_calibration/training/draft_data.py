@@ -20,6 +20,7 @@ import torch
 from wavekit_calibration.hidden_states import capture
 from wavekit_calibration.measure import Progress, plan_batches
 from wavekit_calibration.model import Decoder, check_finite
+from wavekit_calibration.training.tensor_files import write_tensors
 
 _LARGEST_HALF = 3e4  # beyond this, float16 has no room left
 
@@ -104,9 +105,7 @@ class StateStore:
         largest = max(float(taps.abs().max()), float(final.abs().max()))
         dtype = torch.float16 if largest < _LARGEST_HALF else torch.bfloat16
         content = {"taps": taps.to(dtype).cpu(), "final": final.to(dtype).cpu(), "likeliest": likeliest.cpu()}
-        temporary = self._file(number).with_suffix(".tmp")
-        torch.save({name: value.contiguous() for name, value in content.items()}, temporary)
-        temporary.replace(self._file(number))
+        write_tensors(self._file(number), {name: value.contiguous() for name, value in content.items()})
 
     def load(self, number: int, boundaries: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return a text's states: taps [L - 2, m * H] at some of the boundaries, final and likeliest."""

@@ -19,6 +19,7 @@ import torch
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
 from wavekit_calibration.training.draft_data import AnsweredText, epoch_batches
+from wavekit_calibration.training.tensor_files import write_tensors
 from wavekit_engines.errors import MisuseError
 
 Precision = Literal["float32", "bfloat16"]
@@ -200,7 +201,7 @@ class Trainer(Generic[LookT]):
         report(look)
 
     def _save(self) -> None:
-        """Write the checkpoint under a temporary name and rename it."""
+        """Write the checkpoint."""
         if not self._processes.is_first:
             return
         state = asdict(self.state)
@@ -211,9 +212,7 @@ class Trainer(Generic[LookT]):
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
         }
-        temporary = self._checkpoint.with_name(self._checkpoint.name + ".tmp")
-        torch.save(content, temporary)
-        temporary.replace(self._checkpoint)
+        write_tensors(self._checkpoint, content)
 
     def resume(self) -> bool:
         """Go back to the checkpoint, if there is one."""

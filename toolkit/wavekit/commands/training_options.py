@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ import click
 from wavekit.commands.command_line import command_line
 from wavekit.commands.extras import require
 from wavekit.commands.progress import Steps
+from wavekit_engines.atomic import held
 from wavekit_engines.errors import MisuseError, WavekitError
 from wavekit_engines.outputs import make_folder
 
@@ -122,15 +123,17 @@ def run_job(
         steps.clear()
         click.echo(line(look), err=True)
 
+    is_first = Processes().is_first
     try:
-        found = train(job, lambda: engine_writer(job.model, job.out, job.boundaries, threads, steps), steps, report)
+        with held(job.out) if is_first else nullcontext():
+            found = train(job, lambda: engine_writer(job.model, job.out, job.boundaries, threads, steps), steps, report)
     except KeyboardInterrupt:
         raise WavekitError("interrupted; what is done is kept: give the same command with --resume to go on") from None
     finally:
         steps.clear()
         with suppress(OSError):  # a folder with anything in it stays
             job.out.rmdir()
-    return found if Processes().is_first else None
+    return found if is_first else None
 
 
 def job_fields(model: str, out: Path, options: dict[str, Any]) -> dict[str, Any]:
