@@ -66,8 +66,7 @@ def serve(
     from wavekit.serving.server import serve as run
 
     with bind(host, port) as listening:
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-        logging.getLogger("wavekit.serve").setLevel(logging.WARNING if quiet else logging.INFO)
+        _log(logging.WARNING if quiet else logging.INFO)
         llm = load(
             bundle,
             threads=threads,
@@ -97,3 +96,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _log(level: int) -> None:
+    """Tell of requests from ``level`` up, and of what goes wrong elsewhere."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("wavekit.serve").setLevel(level)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves in mid-stream
