@@ -88,6 +88,7 @@ def test_a_server_that_is_killed_leaves_neither_waiting_clients_nor_a_taken_port
     for stream in streams:
         with pytest.raises(openai.APIConnectionError):
             list(stream)
+    server.process.wait(30)  # its connections may end before its port is free
     with bind("127.0.0.1", server.client.base_url.port):
         pass
 
