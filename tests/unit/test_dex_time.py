@@ -222,6 +222,7 @@ def test_costs_by_stage_are_shared_by_its_layers(tmp_path: Path) -> None:
         ('{"layers": 2, "head": 1}', "not iterable"),
         ('{"layers": [1, 1], "head": 1, "rows": [[2, 1]]}', "rows must rise"),
         ('{"layers": [1, 1], "head": 1, "rows": [[1, 1], [2, 0.5]]}', "rows must rise"),
+        ('{"layers": [1, 1], "head": 1, "rows": [[1, 1], [1e400, 2]]}', "infinity"),
         ('{"layers": [1, 1], "head": 1, "overhead": -0.5}', "overhead"),
         ('{"layers": [1, 1], "head": 1, "plain": NaN}', "plain"),
         ('{"stages": [[2, 1], [2, 1]], "head": 1}', "stages must rise"),

@@ -100,6 +100,15 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
         load_trace(tmp_path)
 
 
+def test_a_calibrations_matrices_that_are_damaged_inside(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "matrices.npz", agrees=np.random.default_rng(0).random((50, 9)) < 0.4)
+    data = bytearray((tmp_path / "matrices.npz").read_bytes())
+    data[70:90] = bytes(20)  # no beginning of compressed data
+    (tmp_path / "matrices.npz").write_bytes(data)
+    with pytest.raises(TraceError, match="damaged"):
+        load_trace(tmp_path)
+
+
 def test_a_calibrations_folder_is_a_trace(tmp_path: Path) -> None:
     agrees = np.random.default_rng(0).random((50, 9)) < 0.4
     np.savez(tmp_path / "matrices.npz", agrees=agrees)

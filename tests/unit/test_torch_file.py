@@ -153,6 +153,22 @@ def test_files_of_another_make(tmp_path):
         read_torch_file(tmp_path / "missing.bin")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{6: 0xFF}, {8: 0x01}, {9: 0x08, 46: 0xC0}],
+    ids=["for a later version", "encrypted", "named in what is no UTF-8"],
+)
+def test_an_archive_whose_list_of_entries_is_damaged(changes, tmp_path):
+    path = write(tmp_path / "a.bin", {"a": tensor()})
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    for place, byte in changes.items():
+        data[entry + place] = byte
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_torch_file(path)
+
+
 @given(position=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), cut=st.booleans())
 def test_damage_anywhere_is_an_error_of_ours_or_none(position, byte, cut, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "damaged.bin"

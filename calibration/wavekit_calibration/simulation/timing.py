@@ -178,7 +178,7 @@ def read_costs(file: Path, num_layers: int) -> TickCosts:
         raise MisuseError(f"{file} has unknown entries: {', '.join(sorted(unknown))}; known are {', '.join(_KEYS)}")
     try:
         costs = _costs(content)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise MisuseError(f"{file}: {error}; {_HELP}") from None
     costs.model.check_layers(num_layers)
     return costs

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavekit_engines.draft_formats.stored_tensor import StoredTensor
-from wavekit_engines.errors import CheckpointError, UnsupportedModelError
+from wavekit_engines.errors import CheckpointError, UnsupportedModelError, WavekitError
 
 _PICKLE_LIMIT = 16_000_000
 _STORAGES = {
@@ -45,6 +45,10 @@ def read_torch_file(path: Path) -> dict[str, StoredTensor]:
         ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except WavekitError:
+        raise
+    except (ValueError, RuntimeError) as error:  # an archive whose entries have broken names, versions or flags
+        raise _damaged(path, error) from error
     if not isinstance(content, Mapping):
         raise UnsupportedModelError(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
     for name, tensor in content.items():
@@ -53,6 +57,10 @@ def read_torch_file(path: Path) -> dict[str, StoredTensor]:
                 f"{path} holds {name!r}, which is no tensor: save the head's state_dict alone, as safetensors"
             )
     return dict(content)
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({error}): download it again")
 
 
 class _StateReader(pickle.Unpickler):
@@ -76,7 +84,7 @@ class _StateReader(pickle.Unpickler):
         except CheckpointError:
             raise
         except Exception as error:  # whatever a broken or hostile pickle makes the machine stumble over
-            raise CheckpointError(f"{self._path} is damaged ({error}): download it again") from error
+            raise _damaged(self._path, error) from error
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
