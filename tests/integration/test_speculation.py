@@ -97,6 +97,9 @@ class Informed:
             parent = numbers[token]
         return None
 
+    def skip(self, text: Sequence[int]) -> None:
+        pass
+
     def learn(self, committed: Sequence[int]) -> None:
         pass
 

@@ -79,6 +79,9 @@ class Drafts:
             parent = candidates.add(parent, token, 1.0)
         return None
 
+    def skip(self, text: Sequence[int]) -> None:
+        pass
+
     def learn(self, committed: Sequence[int]) -> None:
         assert committed
 

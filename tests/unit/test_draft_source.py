@@ -5,16 +5,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fake_target import SWITCH, VOCABULARY, FakeDraft, FakeTarget, Text, World, fake_decoder, greedy
+from fake_target import SWITCH, VOCABULARY, FakeDraft, FakeExits, FakeTarget, Text, World, fake_decoder, greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wavekit.decoding import sequence_workers
 from wavekit.decoding.budget import Budget
 from wavekit.decoding.decoder import DecodeStats
 from wavekit.decoding.draft_source import MOST_PENDING, PATIENCE, DraftSource
 from wavekit.decoding.lookup import LookupSource
 from wavekit.decoding.pass_costs import PassCosts
 from wavekit.decoding.sequence_workers import SequenceWorkers
+from wavekit.decoding.speculation import Speculation
 from wavekit.decoding.speculator import Speculator
 
 CHEAP = Budget(PassCosts([1.0, 1.05, 1.1, 1.15]), PassCosts([0.05, 0.05, 0.05, 0.05]))
@@ -221,3 +223,24 @@ def test_a_failing_head_spoils_nothing_for_the_next_text() -> None:
     broken = False
     assert drafted(decoder, [1], 50) == world.plain([1], 50)
     assert np.array_equal(drafted(decoder, [2, 3], 40), world.plain([2, 3], 40))
+
+
+@pytest.mark.parametrize("max_positions", [300, 1000])
+def test_a_draft_drafts_again_after_exits_have_left_it_nothing_to_propose(
+    max_positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_workers, "PREFILL_CHUNK", 8)  # less room for rows that nobody has read
+    world, stats = World(3), DecodeStats()
+    target = FakeTarget(world, 2, context=500)
+
+    def exit_guess(text: Text, stage: int) -> list[tuple[int, float]]:
+        wrong = len(text) > 400
+        return [((world.next(text) + wrong) % VOCABULARY, 0.9)]
+
+    draft = FakeDraft(target, (0, 2), knowing(world, 0), max_positions=max_positions)
+    decoder = fake_decoder(target, draft, "int4", FakeExits(target, (0,), exit_guess, top_k=1))
+    make = decoder.speculator(Speculation("draft+exits", adaptive=False))
+    text = [token for tokens in decoder.decode([1, 2, 3], greedy, 450, stats, make) for token in tokens]
+    assert text == world.plain([1, 2, 3], 450)
+    assert stats.speculation.silent["proposed already"] > 300
+    assert (sum(stats.speculation.accepted_at) > 40) == (max_positions == 1000)

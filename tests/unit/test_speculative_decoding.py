@@ -38,6 +38,9 @@ class Oracle:
             parent, path = candidates.add(parent, token, 1.0), (*path, token)
         return None
 
+    def skip(self, text: Sequence[int]) -> None:
+        pass
+
     def learn(self, committed: Sequence[int]) -> None:
         self.learned.append(list(committed))
 
@@ -66,6 +69,9 @@ class Gambler:
                 chance *= (1 + self.draw(4)) / 4
                 paths.append((candidates.add(parent, token, chance), (*path, token), chance))
         return None
+
+    def skip(self, text: Sequence[int]) -> None:
+        pass
 
     def learn(self, committed: Sequence[int]) -> None:
         assert committed

@@ -68,12 +68,11 @@ class DraftSource:
         anchor = len(text) - 1
         depth = min(self._depth, candidates.depth, self._worker.limit - anchor + 1)
         if depth < 1:
-            self._drop(anchor)
+            self.skip(text)
             return "beyond the draft's context"
         if not self._pays(candidates, depth, anchor):
             self._passed_over += 1
-            if anchor - self._worker.fed >= MOST_PENDING:
-                self._feed(text, anchor)
+            self.skip(text)
             return "does not pay"
         self._passed_over = 0
         pending = anchor - self._worker.fed
@@ -82,6 +81,14 @@ class DraftSource:
         self._tree = self._grow(scores, depth, pending)
         self._tree.add_to(candidates, self._tokens)
         return None
+
+    def skip(self, text: Sequence[int]) -> None:
+        """See `sources.Source`: the rows that wait to be read must not grow without end."""
+        anchor = len(text) - 1
+        if anchor > self._worker.limit:
+            self._drop(anchor)
+        elif anchor - self._worker.fed >= MOST_PENDING:
+            self._feed(text, anchor)
 
     def learn(self, committed: Sequence[int]) -> None:
         """See `sources.Source`."""

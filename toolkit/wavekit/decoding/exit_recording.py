@@ -92,6 +92,10 @@ class _Listener:
         self.chains[len(text)] = apart.chain()
         return reason or "no match"
 
+    def skip(self, text: Sequence[int]) -> None:
+        assert self.source is not None
+        self.source.skip(text)
+
     def learn(self, committed: Sequence[int]) -> None:
         assert self.source is not None
         self.source.learn(committed)

@@ -52,6 +52,9 @@ class LookupSource:
                     parent = candidates.add(parent, token, chance)
         return None if self._chains else "no match"
 
+    def skip(self, text: Sequence[int]) -> None:
+        """See `sources.Source`: the next call of `propose` takes in all of the text."""
+
     def learn(self, committed: Sequence[int]) -> None:
         """See `sources.Source`."""
         for length, chain in self._chains:

@@ -85,7 +85,8 @@ class Source(Protocol):
     """Proposes how one text goes on.
 
     `propose` is asked once for every anchor, before the tick that follows its commit; the anchor may have run some
-    stages already. `learn` is told what was committed before `propose` is asked again.
+    stages already. Where nothing more can be proposed below an anchor, `skip` is called in its place. `learn` is told
+    what was committed before either is called again.
     """
 
     def follow(self, text: Sequence[int]) -> None:
@@ -96,6 +97,10 @@ class Source(Protocol):
         """Add candidates that may follow ``text``, whose last token is the anchor; or say why there are none."""
         ...
 
+    def skip(self, text: Sequence[int]) -> None:
+        """Take in that nothing will be proposed after ``text``, whose last token is the anchor."""
+        ...
+
     def learn(self, committed: Sequence[int]) -> None:
-        """Take in the tokens that were committed after the anchor of the last `propose`."""
+        """Take in the tokens that were committed after the anchor of the last `propose` or `skip`."""
         ...

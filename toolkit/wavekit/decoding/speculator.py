@@ -47,11 +47,13 @@ class Speculator:
         if not self.sources:
             return
         room = min(self._most, self._most_nodes - len(lattice.nodes))
-        if depth < 1 or room < 1:
-            self._count_silence("end of text" if depth < 1 else "no room")
-            return
-        if self._chain and lattice.anchor.children:
-            self._count_silence("proposed already")
+        silence: Silence | None = "end of text" if depth < 1 else "no room" if room < 1 else None
+        if silence is None and self._chain and lattice.anchor.children:
+            silence = "proposed already"
+        if silence is not None:
+            for source in self.sources:
+                source.skip(text)
+            self._count_silence(silence)
             return
         candidates = Candidates(min(depth, room))
         reasons = [source.propose(candidates, text) for source in self.sources]

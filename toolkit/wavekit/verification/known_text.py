@@ -44,6 +44,9 @@ class KnownText:
             candidates.add(parent, self._wrong(), 0.9 * chance)
         return None if len(candidates) else "no match"
 
+    def skip(self, text: Sequence[int]) -> None:
+        """See `sources.Source`."""
+
     def learn(self, committed: Sequence[int]) -> None:
         """See `sources.Source`."""
 
