@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from wavekit_engines.errors import MisuseError, WavekitError
 
@@ -114,8 +114,9 @@ def _move_in(partial: Path, folder: Path, last: str) -> None:
     _flush(folder)
 
 
-def write_file(file: Path, content: bytes) -> None:
-    """Write to a temporary name and rename it, so that a reader never sees half a file.
+@contextmanager
+def new_file(file: Path) -> Iterator[BinaryIO]:
+    """A stream to write to, whose file takes its name when the block ends well: a reader never sees half of it.
 
     Raises:
         WavekitError: the disk is full, or the file cannot be written.
@@ -123,14 +124,22 @@ def write_file(file: Path, content: bytes) -> None:
     temporary = file.with_name(file.name + ".tmp")
     try:
         with temporary.open("wb") as stream:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):  # where nothing can be written, nothing can be removed either
             temporary.unlink(missing_ok=True)
-        raise WavekitError(_reason(error, file, "nothing was left of it")) from None
+        if isinstance(error, OSError):
+            raise WavekitError(_reason(error, file, "nothing was left of it")) from None
+        raise
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a whole `new_file`, and raise what it raises."""
+    with new_file(file) as stream:
+        stream.write(content)
 
 
 def _flush(path: Path) -> None:

@@ -172,8 +172,7 @@ def test_an_imagined_draft_is_right_as_often_as_asked() -> None:
     assert not (right[:, 2] & ~right[:, 0]).any()
 
 
-# The search is not proven best: of a thousand traces like these about eight end 5 to 10 % above it.
-@settings(max_examples=5, deadline=None, phases=[Phase.generate], derandomize=True)
+@settings(max_examples=5, deadline=None, phases=[Phase.generate])
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.sampled_from([1, 3]))
 def test_the_search_finds_what_trying_all_sets_finds(seed: int, devices: int, ranks: int) -> None:
     trace = random_trace(seed, [25, 25], 7, ranks, 5, right=0.5)

@@ -64,7 +64,8 @@ class GenerationOptions:
             None: do not. They are the model's own, before temperature, penalties, filters and masks.
         json_schema: a JSON schema that the text must satisfy, as a mapping or as JSON; needs the extra ``grammar``.
         regex: a regular expression that the whole text must match, in the syntax of Rust's ``regex``; the same extra.
-        deadline: seconds from the call on after which the text ends where it is; checked between passes.
+        deadline: seconds from the call on after which the text ends where it is; checked between passes, and after
+            every 512 tokens of a long prompt.
         speculate: who proposes tokens ahead of the model, or a `Speculation` with limits too. Never changes the text.
         timeline: is told when each stage ran.
 

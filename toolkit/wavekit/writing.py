@@ -45,7 +45,7 @@ class Writing:
 
     def __init__(self, decoder: Decoder, job: Job, watch: Watch) -> None:
         self.cancelled = threading.Event()
-        """Set, from any thread, to end the text before its next tick."""
+        """Set, from any thread, to end the text before its next tick, or the next chunk of its prompt."""
         self._job, self._watch = job, watch
         self._stats = DecodeStats(timeline=job.timeline)
         self._stage_ends = [stage.last for stage in decoder.manifest.stages]

@@ -24,7 +24,8 @@ from wavekit_calibration.simulation.trace import ExitTrace
 EXHAUSTIVE = 500
 """Up to so many sets of depths are all tried."""
 _LIMITS = 32
-_CLIMBERS = 3
+_CLIMBERS = 8
+"""Sets that are improved; with 3, eight of 1,000 random traces end more than 5 % above the best, with 8 none."""
 
 _Early = tuple[int, ...]
 

@@ -20,7 +20,7 @@ import torch
 from wavekit_calibration.hidden_states import capture
 from wavekit_calibration.measure import Progress, plan_batches
 from wavekit_calibration.model import Decoder, check_finite
-from wavekit_calibration.training.tensor_files import write_tensors
+from wavekit_calibration.training.saved_tensors import write_tensors
 
 _LARGEST_HALF = 3e4  # beyond this, float16 has no room left
 

@@ -19,7 +19,7 @@ import torch
 from wavekit_calibration.measure import Progress
 from wavekit_calibration.processes import Processes
 from wavekit_calibration.training.draft_data import AnsweredText, epoch_batches
-from wavekit_calibration.training.tensor_files import write_tensors
+from wavekit_calibration.training.saved_tensors import write_tensors
 from wavekit_engines.errors import MisuseError
 
 Precision = Literal["float32", "bfloat16"]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="1 is off.")
 @click.option("--min-p", type=float, default=0.0, show_default=True, help="0 is off.")
 @click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="1 is off.")
+@click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="0 is off.")
+@click.option("--presence-penalty", type=float, default=0.0, show_default=True, help="0 is off.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
 @click.option(
@@ -63,14 +65,6 @@ def generate(
     prompt: str | None,
     file: Path | None,
     chat: bool,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    seed: int,
-    stop: tuple[str, ...],
     speculate: Mode,
     draft_depth: int | None,
     draft_top_k: int | None,
@@ -86,6 +80,7 @@ def generate(
     trace: Path | None,
     stats: bool,
     as_json: bool,
+    **choice: Any,  # of tokens, as `LLM.stream` takes it
 ) -> None:
     """Write text with BUNDLE after PROMPT, a file's text, or standard input.
 
@@ -103,19 +98,8 @@ def generate(
     text = _prompt_text(prompt, file)
     timeline = wavekit.Timeline() if trace is not None else None
     llm = wavekit.load(bundle, threads=threads, lanes=lanes, engine=engine, device=device)
-    stream = llm.stream(
-        [{"role": "user", "content": text}] if chat else text,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop,
-        speculate=speculation,
-        timeline=timeline,
-    )
+    asked = [{"role": "user", "content": text}] if chat else text
+    stream = llm.stream(asked, **choice, speculate=speculation, timeline=timeline)
     _tell(stream, as_json)
     if timeline is not None and trace is not None:
         write_file(trace, timeline.encode())
