@@ -269,7 +269,7 @@ def test_a_run_that_still_goes_on_in_another_process_is_let_alone(model: Path, t
 def test_states_that_a_full_disk_does_not_take_are_one_line_and_no_file(tmp_path: Path) -> None:
     store = StateStore(tmp_path, (1,))
     (tmp_path / "0.pt.tmp").symlink_to("/dev/full")
-    with pytest.raises(WavekitError, match="disk.* full.*--resume") as refused:
+    with pytest.raises(WavekitError, match=r"disk.* full.*--resume") as refused:
         store.save(0, torch.zeros(4, 1, 8), torch.zeros(3, 8), torch.zeros(3, dtype=torch.long))
     assert "\n" not in str(refused.value)
     assert os.listdir(tmp_path) == []

@@ -9,7 +9,6 @@ import torch
 from wavekit_engines.atomic import new_file
 from wavekit_engines.errors import WavekitError
 
-
 _KEPT = "what is done is kept: give the same command with --resume to go on"
 
 
